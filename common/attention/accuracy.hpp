@@ -1,0 +1,37 @@
+#pragma once
+/// \file
+/// When a result counts as right. One rule for all chapters.
+
+#include <span>
+#include <string>
+
+#include "common/attention/problem.hpp"
+#include "common/attention/reference.hpp"
+
+namespace attention {
+
+/// Worst errors over all rows of an O and its LSE.
+struct ForwardError {
+  double relative = 0;   ///< max over rows of ‖o − ref‖₂ / ‖ref‖₂; a row whose reference is 0 must be exactly 0
+  double absolute = 0;   ///< max over rows of max|o − ref| / max |V| over the keys the row sees
+  double lse = 0;        ///< max over rows of |lse − ref| / max(1, |ref|); −∞ must meet −∞
+};
+
+/// Measures o (laid out by the problem's o strides) and lse (dense) against the reference. Any NaN gives an infinite error.
+ForwardError forward_error(const Problem& p, std::span<const float> o, std::span<const float> lse,
+                           std::span<const float> v, const ReferenceForward& reference);
+
+/// Outcome of the accuracy rule.
+struct Verdict {
+  bool right = false;
+  ForwardError error;    ///< of the kernel
+  ForwardError allowed;  ///< 2 × the error of plain attention in the same precision + 2 ulps of the output type
+  std::string sentence;  ///< "right", or what is wrong and where the worst row is
+};
+
+/// Right means: each of the three errors is at most twice that of plain attention in the same input and accumulation
+/// precision, plus 2 ulps of the output type (2 · 2⁻²³ for fp32).
+Verdict judge_forward(const Problem& p, std::span<const float> q, std::span<const float> k, std::span<const float> v,
+                      std::span<const float> o, std::span<const float> lse);
+
+}  // namespace attention

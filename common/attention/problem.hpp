@@ -1,0 +1,152 @@
+#pragma once
+/// \file
+/// The one problem that all chapters solve: sizes, mask, scale and layout of an attention call.
+///
+/// Everything here is plain data and integer arithmetic. It includes no GPU header; kernels call the `constexpr`
+/// functions directly (nvcc: `--expt-relaxed-constexpr`).
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace attention {
+
+/// A window side that does not limit anything.
+inline constexpr int kUnlimited = 1 << 30;
+
+/// The largest seqlen: with it, query + seqlen_kv - seqlen_q + right still fits an `int`.
+inline constexpr int kMaxSeqlen = (1 << 30) - 1;
+
+/// Which keys a query sees: all j with c − left ≤ j ≤ c + right, where c = i + seqlen_kv − seqlen_q.
+///
+/// The alignment is bottom-right: the last query stands at the last key. No mask is (∞, ∞), causal is (∞, 0), a causal
+/// window over the last W keys is (W − 1, 0). Both sides are inclusive.
+struct Mask {
+  int left = kUnlimited;   ///< keys visible to the left of the diagonal
+  int right = kUnlimited;  ///< keys visible to the right of the diagonal
+
+  static constexpr Mask none() { return {}; }
+  static constexpr Mask causal() { return {kUnlimited, 0}; }
+  static constexpr Mask window(int left, int right) { return {left, right}; }
+
+  /// "none", "causal", "window(3,0)"; an unlimited side prints as "inf".
+  std::string name() const;
+
+  friend constexpr bool operator==(const Mask&, const Mask&) = default;
+};
+
+/// The keys begin ≤ j < end. Every mask here leaves one contiguous run of keys; it is empty when begin == end.
+struct KeyRange {
+  int begin;
+  int end;
+  constexpr bool empty() const { return begin >= end; }
+  constexpr int size() const { return end - begin; }
+};
+
+/// The keys that a query sees. An empty range is returned as {0, 0}.
+constexpr KeyRange visible_keys(Mask mask, int query, int seqlen_q, int seqlen_kv) {
+  const int diagonal = query + seqlen_kv - seqlen_q;
+  const int first = diagonal - mask.left;
+  const int last = diagonal + mask.right;
+  const int begin = first > 0 ? first : 0;
+  const int end = last < seqlen_kv - 1 ? last + 1 : seqlen_kv;
+  return begin < end ? KeyRange{begin, end} : KeyRange{0, 0};
+}
+
+/// Distances, in elements, between neighbours in [batch, seqlen, heads, head_dim]. The innermost distance must be 1.
+struct Strides {
+  std::int64_t batch = 0;
+  std::int64_t seq = 0;
+  std::int64_t head = 0;
+  std::int64_t dim = 1;
+
+  /// Offset in elements of row (b, position, h). 64-bit: batch · seqlen · heads · head_dim passes 2³¹ in practice.
+  constexpr std::int64_t offset(int b, int position, int h) const { return b * batch + position * seq + h * head; }
+
+  friend constexpr bool operator==(const Strides&, const Strides&) = default;
+};
+
+/// Strides of a dense [batch, seqlen, heads, head_dim] array.
+constexpr Strides contiguous_strides(int seqlen, int heads, int head_dim) {
+  const std::int64_t row = std::int64_t{heads} * head_dim;
+  return {seqlen * row, row, head_dim, 1};
+}
+
+/// Sizes, mask, scale and layout of one attention call.
+///
+/// Q and O are [batch, seqlen_q, heads_q, head_dim]; K and V are [batch, seqlen_kv, heads_kv, head_dim]; LSE is a dense
+/// [batch, heads_q, seqlen_q]. Query head h reads KV head h / (heads_q / heads_kv).
+struct Problem {
+  int batch = 1;
+  int heads_q = 1;
+  int heads_kv = 1;
+  int seqlen_q = 0;
+  int seqlen_kv = 0;
+  int head_dim = 0;
+  Mask mask;
+  /// Factor of the scores. Absent means 1/√head_dim; a literal 0 is a 0 and gives the plain average of V.
+  std::optional<float> softmax_scale;
+  /// Layouts; absent means dense.
+  std::optional<Strides> q_strides, k_strides, v_strides, o_strides;
+
+  float scale() const;
+  Strides strides_q() const { return q_strides.value_or(contiguous_strides(seqlen_q, heads_q, head_dim)); }
+  Strides strides_k() const { return k_strides.value_or(contiguous_strides(seqlen_kv, heads_kv, head_dim)); }
+  Strides strides_v() const { return v_strides.value_or(contiguous_strides(seqlen_kv, heads_kv, head_dim)); }
+  Strides strides_o() const { return o_strides.value_or(contiguous_strides(seqlen_q, heads_q, head_dim)); }
+
+  /// Elements a buffer needs to hold the array under its strides (last offset + 1; 0 for an empty array).
+  std::int64_t elements_q() const;
+  std::int64_t elements_k() const;
+  std::int64_t elements_v() const;
+  std::int64_t elements_o() const;
+  std::int64_t elements_lse() const { return std::int64_t{batch} * heads_q * seqlen_q; }
+
+  /// Number of visible (query, key) pairs of one head.
+  std::int64_t visible_pairs() const;
+
+  /// One line: "batch 1, heads 4/2, seqlen 100/1000, head_dim 64, causal".
+  std::string describe() const;
+
+  /// \throws std::invalid_argument with a sentence that names the field, its value and what is allowed: positive sizes
+  /// (seqlen_q and seqlen_kv may be 0) up to kMaxSeqlen, heads_q a multiple of heads_kv, window sides ≥ 0, a finite
+  /// scale, innermost stride 1, and strides that fit 64-bit offsets.
+  void validate() const;
+};
+
+/// What a forward kernel is given, by value. Pointers point to element (0, 0, 0, 0) of their array.
+template <class T>
+struct ForwardArgs {
+  const T* q_gmem;  ///< [batch, seqlen_q, heads_q, head_dim]
+  const T* k_gmem;  ///< [batch, seqlen_kv, heads_kv, head_dim]
+  const T* v_gmem;  ///< [batch, seqlen_kv, heads_kv, head_dim]
+  T* o_gmem;        ///< [batch, seqlen_q, heads_q, head_dim]
+  float* lse_gmem;  ///< [batch, heads_q, seqlen_q], natural logarithm of Σ exp(scaled score)
+
+  Strides q_strides, k_strides, v_strides, o_strides;
+  int batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim;
+  float softmax_scale;
+  Mask mask;
+
+  constexpr int kv_head(int head_q) const { return head_q / (heads_q / heads_kv); }
+  constexpr KeyRange visible_keys(int query) const {
+    return attention::visible_keys(mask, query, seqlen_q, seqlen_kv);
+  }
+  constexpr const T* q_row(int b, int query, int head_q) const { return q_gmem + q_strides.offset(b, query, head_q); }
+  constexpr const T* k_row(int b, int key, int head_kv) const { return k_gmem + k_strides.offset(b, key, head_kv); }
+  constexpr const T* v_row(int b, int key, int head_kv) const { return v_gmem + v_strides.offset(b, key, head_kv); }
+  constexpr T* o_row(int b, int query, int head_q) const { return o_gmem + o_strides.offset(b, query, head_q); }
+  constexpr float* lse_entry(int b, int query, int head_q) const {
+    return lse_gmem + (std::int64_t{b} * heads_q + head_q) * seqlen_q + query;
+  }
+};
+
+/// Binds the arrays of a problem to a kernel argument.
+template <class T>
+ForwardArgs<T> make_forward_args(const Problem& p, const T* q, const T* k, const T* v, T* o, float* lse) {
+  return {q,           k,           v,           o,          lse,        p.strides_q(), p.strides_k(), p.strides_v(),
+          p.strides_o(), p.batch,   p.heads_q,   p.heads_kv, p.seqlen_q, p.seqlen_kv,   p.head_dim,    p.scale(),
+          p.mask};
+}
+
+}  // namespace attention

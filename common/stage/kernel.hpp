@@ -1,0 +1,47 @@
+#pragma once
+/// \file
+/// How a chapter hands its kernels to the programs and tests: a name, what it takes, what it moves, how to run it.
+
+#include <cstddef>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include "common/attention/cost.hpp"
+#include "common/attention/problem.hpp"
+
+namespace stage {
+
+/// A problem that a kernel does not take. The message names the kernel, the reason and what is allowed.
+struct Refused : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+/// Where a kernel's pointers point.
+enum class Memory { host, device };
+
+/// An attention forward in fp32: Q, K, V → O, LSE.
+struct ForwardKernel {
+  std::string name;     ///< for `--kernel`, e.g. "three_kernels"
+  std::string summary;  ///< a sentence for the table's legend
+  Memory memory = Memory::device;
+
+  /// \throws Refused if the kernel does not take this problem. Called before anything is allocated or launched.
+  std::function<void(const attention::Problem&)> require = [](const attention::Problem&) {};
+
+  /// Scratch the kernel needs, bytes. It arrives poisoned (every byte 0xFF).
+  std::function<std::size_t(const attention::Problem&)> workspace_bytes = [](const attention::Problem&) {
+    return std::size_t{0};
+  };
+
+  /// What its threads load and store in global memory, exactly; the emulator's counts must equal it.
+  std::function<attention::Traffic(const attention::Problem&)> traffic;
+
+  /// Launches it. Does not wait.
+  std::function<void(const attention::ForwardArgs<float>&, void* workspace)> run;
+};
+
+/// \throws Refused unless head_dim is one of 32, 64, 128: what the fp32 chapters are compiled for.
+void require_head_dim_32_64_128(const std::string& kernel, const attention::Problem& p);
+
+}  // namespace stage

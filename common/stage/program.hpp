@@ -1,0 +1,92 @@
+#pragma once
+/// \file
+/// The runner that all chapter programs share: command line, checks, timing, tables, JSON.
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/attention/problem.hpp"
+#include "common/stage/kernel.hpp"
+
+namespace stage {
+
+/// What the command line said, beyond the problem.
+struct Options {
+  attention::Problem problem;
+  std::string kernel;      ///< only the kernel of this name; empty: all
+  std::uint64_t seed = 1;  ///< of the inputs
+  bool bench = false;      ///< time it (GPU only)
+  std::string json;        ///< file for the results, "-" for standard output, empty for none
+};
+
+/// One row of a chapter's table. Absent figures print as a dash.
+struct Row {
+  std::string kernel;
+  std::string summary;
+  std::optional<double> error;        ///< worst relative error against float64
+  std::optional<double> allowed;      ///< what the accuracy rule allows
+  std::string verdict;                ///< "right", or what is wrong
+  std::optional<double> seconds;      ///< median of the timed launches (GPU)
+  std::optional<double> flops;        ///< credited FLOPs of the problem
+  std::optional<double> peak_flops;   ///< the roof it is compared with, FLOP/s
+  std::optional<double> bytes_counted;    ///< global bytes, by the checking emulator
+  std::optional<double> bytes_predicted;  ///< the same by the model
+  std::optional<double> workspace_bytes;
+  std::optional<double> peak_bytes;   ///< most device memory held
+  std::vector<double> samples;        ///< seconds, raw
+  bool right = true;
+};
+
+/// A running chapter program: where its parts print and record.
+class Program {
+ public:
+  virtual ~Program() = default;
+  virtual const Options& options() const = 0;
+  /// Prints text with a blank line before it, wrapped by the caller.
+  virtual void say(const std::string& text) = 0;
+  /// Prints a table: a header, then rows of cells; numbers right-aligned. `name` is its key in the JSON.
+  virtual void table(const std::string& name, const std::vector<std::string>& header,
+                     const std::vector<std::vector<std::string>>& rows) = 0;
+  /// Records and prints rows in the chapters' common table.
+  virtual void rows(const std::vector<Row>& rows) = 0;
+  /// Records a single figure in the JSON, e.g. ("dram_read_bytes_per_second", 4.5e12).
+  virtual void figure(const std::string& name, double value) = 0;
+  /// Says that something came out wrong; the program then exits with 1.
+  virtual void fail(const std::string& sentence) = 0;
+  /// Shows progress on a terminal, nothing elsewhere.
+  virtual void progress(const std::string& text) = 0;
+
+  /// Runs a kernel on the options' problem: check against the reference, count, and time when asked.
+  virtual Row run_forward(const ForwardKernel& kernel) = 0;
+  /// Median seconds a launch and the raw samples: warm-up, then at least 20 timed launches.
+  virtual std::vector<double> time(const std::function<void()>& launch) = 0;
+};
+
+/// A part of a chapter's program.
+struct Section {
+  std::string title;
+  std::function<void(Program&)> run;
+};
+
+/// A chapter's program.
+struct Chapter {
+  std::string number;  ///< "02"
+  std::string name;    ///< "naive_gpu", as the folder
+  std::string idea;    ///< one sentence, printed first
+  attention::Problem gpu_problem;       ///< the default problem on a GPU
+  attention::Problem emulator_problem;  ///< the default problem on the emulator: seconds, not minutes
+  bool takes_problem = true;            ///< false: the sizes mean nothing here, and giving one is refused
+  std::vector<ForwardKernel> forward;   ///< run and tabled in this order
+  std::vector<Section> sections;        ///< run after the table
+};
+
+/// Parses the command line, runs the chapter, prints and writes the results.
+///
+/// \return 0 if everything came out right; 1 if a result was wrong or the device failed; 2 for an argument that is not
+/// allowed, after one line on standard error that says what is wrong and what is allowed.
+int run(int argc, char** argv, const Chapter& chapter);
+
+}  // namespace stage

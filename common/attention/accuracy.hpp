@@ -12,12 +12,13 @@ namespace attention {
 
 /// Worst errors over all rows of an O and its LSE.
 struct ForwardError {
-  double relative = 0;   ///< max over rows of ‖o − ref‖₂ / ‖ref‖₂; a row whose reference is 0 must be exactly 0
-  double absolute = 0;   ///< max over rows of max|o − ref| / max |V| over the keys the row sees
-  double lse = 0;        ///< max over rows of |lse − ref| / max(1, |ref|); −∞ must meet −∞
+  double relative = 0;  ///< max over rows of ‖o − ref‖₂ / ‖ref‖₂; a row whose reference is 0 must be exactly 0
+  double absolute = 0;  ///< max over rows of max|o − ref| / max |V| over the keys the row sees
+  double lse = 0;       ///< max over rows of |lse − ref| / max(1, |ref|); −∞ must meet −∞
 };
 
-/// Measures o (laid out by the problem's o strides) and lse (dense) against the reference. Any NaN gives an infinite error.
+/// Measures o (laid out by the problem's o strides) and lse (dense) against the reference. Any NaN gives an infinite
+/// error.
 ForwardError forward_error(const Problem& p, std::span<const float> o, std::span<const float> lse,
                            std::span<const float> v, const ReferenceForward& reference);
 
@@ -29,8 +30,25 @@ struct Verdict {
   std::string sentence;  ///< "right", or what is wrong and where the worst row is
 };
 
+/// What a problem's results are measured against. Made once, it serves every kernel that is run on the same inputs.
+struct ForwardYardstick {
+  ReferenceForward reference;  ///< float64
+  ForwardError plain;          ///< of plain_forward_f32 against the reference, the worse of its two forms
+  ForwardError allowed;        ///< 2 × plain + 2 ulps: what a kernel may have
+};
+
+/// Computes the float64 reference and the plain fp32 forward in both forms.
+/// \throws std::invalid_argument if the problem is not valid or a span is too short for it.
+ForwardYardstick make_forward_yardstick(const Problem& p, std::span<const float> q, std::span<const float> k,
+                                        std::span<const float> v);
+
 /// Right means: each of the three errors is at most twice that of plain attention in the same input and accumulation
-/// precision, plus 2 ulps of the output type (2 · 2⁻²³ for fp32).
+/// precision, plus 2 ulps of the output type (2 · 2⁻²³ for fp32). Inputs must be finite; a NaN in o or lse is never
+/// right. o is laid out by the problem's o strides (gaps are not looked at), lse is dense.
+Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<const float> o, std::span<const float> lse,
+                      const ForwardYardstick& yardstick);
+
+/// The same, with a yardstick made for this one call.
 Verdict judge_forward(const Problem& p, std::span<const float> q, std::span<const float> k, std::span<const float> v,
                       std::span<const float> o, std::span<const float> lse);
 

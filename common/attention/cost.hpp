@@ -35,7 +35,7 @@ struct Machine {
   double ridge() const { return tensor_flops / bytes_per_second; }  ///< FLOP/B below which memory is the limit
 };
 
-/// A100 (80 GB SXM), H100 (SXM), H200.
+/// A100 (80 GB SXM, with the "2 TB/s" it is announced with), H100 (SXM), H200.
 std::span<const Machine> known_machines();
 
 /// min(peak, intensity × bandwidth): the FLOP/s that a program of this FLOP/B can reach.

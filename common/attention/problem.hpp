@@ -53,7 +53,12 @@ constexpr KeyRange visible_keys(Mask mask, int query, int seqlen_q, int seqlen_k
   return begin < end ? KeyRange{begin, end} : KeyRange{0, 0};
 }
 
-/// Distances, in elements, between neighbours in [batch, seqlen, heads, head_dim]. The innermost distance must be 1.
+/// Distances, in elements, between neighbours in [batch, seqlen, heads, head_dim]. The innermost distance must be 1,
+/// the others at least 0.
+///
+/// Q, K and V may lie in any such way: slices of one fused projection, rows apart, or a distance of 0, which repeats
+/// one row along that axis (a key shared by a batch). Rows of O must not share elements; accepted are layouts in which
+/// one axis lies whole inside one step of the next, in any order of the axes.
 struct Strides {
   std::int64_t batch = 0;
   std::int64_t seq = 0;
@@ -83,11 +88,11 @@ struct Problem {
   int seqlen_q = 0;
   int seqlen_kv = 0;
   int head_dim = 0;
-  Mask mask;
+  Mask mask{};
   /// Factor of the scores. Absent means 1/√head_dim; a literal 0 is a 0 and gives the plain average of V.
-  std::optional<float> softmax_scale;
+  std::optional<float> softmax_scale{};
   /// Layouts; absent means dense.
-  std::optional<Strides> q_strides, k_strides, v_strides, o_strides;
+  std::optional<Strides> q_strides{}, k_strides{}, v_strides{}, o_strides{};
 
   float scale() const;
   Strides strides_q() const { return q_strides.value_or(contiguous_strides(seqlen_q, heads_q, head_dim)); }
@@ -109,8 +114,9 @@ struct Problem {
   std::string describe() const;
 
   /// \throws std::invalid_argument with a sentence that names the field, its value and what is allowed: positive sizes
-  /// (seqlen_q and seqlen_kv may be 0) up to kMaxSeqlen, heads_q a multiple of heads_kv, window sides ≥ 0, a finite
-  /// scale, innermost stride 1, and strides that fit 64-bit offsets.
+  /// (seqlen_q and seqlen_kv may be 0) up to kMaxSeqlen, heads_q a multiple of heads_kv, window sides from 0 to
+  /// kUnlimited, a finite scale, strides as Strides says, and at most 2⁶⁰ elements from the first to the last of an
+  /// array.
   void validate() const;
 };
 
@@ -129,9 +135,7 @@ struct ForwardArgs {
   Mask mask;
 
   constexpr int kv_head(int head_q) const { return head_q / (heads_q / heads_kv); }
-  constexpr KeyRange visible_keys(int query) const {
-    return attention::visible_keys(mask, query, seqlen_q, seqlen_kv);
-  }
+  constexpr KeyRange visible_keys(int query) const { return attention::visible_keys(mask, query, seqlen_q, seqlen_kv); }
   constexpr const T* q_row(int b, int query, int head_q) const { return q_gmem + q_strides.offset(b, query, head_q); }
   constexpr const T* k_row(int b, int key, int head_kv) const { return k_gmem + k_strides.offset(b, key, head_kv); }
   constexpr const T* v_row(int b, int key, int head_kv) const { return v_gmem + v_strides.offset(b, key, head_kv); }
@@ -144,8 +148,22 @@ struct ForwardArgs {
 /// Binds the arrays of a problem to a kernel argument.
 template <class T>
 ForwardArgs<T> make_forward_args(const Problem& p, const T* q, const T* k, const T* v, T* o, float* lse) {
-  return {q,           k,           v,           o,          lse,        p.strides_q(), p.strides_k(), p.strides_v(),
-          p.strides_o(), p.batch,   p.heads_q,   p.heads_kv, p.seqlen_q, p.seqlen_kv,   p.head_dim,    p.scale(),
+  return {q,
+          k,
+          v,
+          o,
+          lse,
+          p.strides_q(),
+          p.strides_k(),
+          p.strides_v(),
+          p.strides_o(),
+          p.batch,
+          p.heads_q,
+          p.heads_kv,
+          p.seqlen_q,
+          p.seqlen_kv,
+          p.head_dim,
+          p.scale(),
           p.mask};
 }
 

@@ -2,6 +2,7 @@
 /// \file
 /// The runner that all chapter programs share: command line, checks, timing, tables, JSON.
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -26,17 +27,17 @@ struct Options {
 struct Row {
   std::string kernel;
   std::string summary;
-  std::optional<double> error;        ///< worst relative error against float64
-  std::optional<double> allowed;      ///< what the accuracy rule allows
-  std::string verdict;                ///< "right", or what is wrong
-  std::optional<double> seconds;      ///< median of the timed launches (GPU)
-  std::optional<double> flops;        ///< credited FLOPs of the problem
-  std::optional<double> peak_flops;   ///< the roof it is compared with, FLOP/s
+  std::optional<double> error;            ///< worst relative error against float64
+  std::optional<double> allowed;          ///< what the accuracy rule allows
+  std::string verdict;                    ///< "right", or what is wrong
+  std::optional<double> seconds;          ///< median of the timed launches (GPU)
+  std::optional<double> flops;            ///< credited FLOPs of the problem
+  std::optional<double> peak_flops;       ///< the roof it is compared with, FLOP/s
   std::optional<double> bytes_counted;    ///< global bytes, by the checking emulator
   std::optional<double> bytes_predicted;  ///< the same by the model
   std::optional<double> workspace_bytes;
-  std::optional<double> peak_bytes;   ///< most device memory held
-  std::vector<double> samples;        ///< seconds, raw
+  std::optional<double> peak_bytes;  ///< most device memory held
+  std::vector<double> samples;       ///< seconds, raw
   bool right = true;
 };
 
@@ -60,10 +61,18 @@ class Program {
   virtual void progress(const std::string& text) = 0;
 
   /// Runs a kernel on the options' problem: check against the reference, count, and time when asked.
+  ///
+  /// A problem that the kernel does not take, or that does not fit in memory, gives a row whose verdict is
+  /// "refused: …"; a kernel that the device stopped gives one whose verdict is "failed: …" and that is not right.
+  /// \throws Refused instead if this is the only kernel that was asked for.
   virtual Row run_forward(const ForwardKernel& kernel) = 0;
-  /// Median seconds a launch and the raw samples: warm-up, then at least 20 timed launches.
+  /// Seconds of each timed launch: warm-up, then at least 20 samples. `median` makes one figure of them.
+  /// \throws gpu::Error on the emulator, whose times say nothing about a GPU.
   virtual std::vector<double> time(const std::function<void()>& launch) = 0;
 };
+
+/// The middle sample, or the mean of the two in the middle; NaN of none.
+double median(std::vector<double> samples);
 
 /// A part of a chapter's program.
 struct Section {
@@ -73,20 +82,20 @@ struct Section {
 
 /// A chapter's program.
 struct Chapter {
-  std::string number;  ///< "02"
-  std::string name;    ///< "naive_gpu", as the folder
-  std::string idea;    ///< one sentence, printed first
+  std::string number;                   ///< "02"
+  std::string name;                     ///< "naive_gpu", as the folder
+  std::string idea;                     ///< one sentence, printed first
   attention::Problem gpu_problem;       ///< the default problem on a GPU
   attention::Problem emulator_problem;  ///< the default problem on the emulator: seconds, not minutes
   bool takes_problem = true;            ///< false: the sizes mean nothing here, and giving one is refused
   std::vector<ForwardKernel> forward;   ///< run and tabled in this order
-  std::vector<Section> sections;        ///< run after the table
+  std::vector<Section> sections;        ///< run after the table; left out when `--kernel` picks one kernel
 };
 
 /// Parses the command line, runs the chapter, prints and writes the results.
 ///
 /// \return 0 if everything came out right; 1 if a result was wrong or the device failed; 2 for an argument that is not
 /// allowed, after one line on standard error that says what is wrong and what is allowed.
-int run(int argc, char** argv, const Chapter& chapter);
+int run(int argc, const char* const* argv, const Chapter& chapter);
 
 }  // namespace stage

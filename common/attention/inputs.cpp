@@ -1,0 +1,154 @@
+#include "common/attention/inputs.hpp"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <random>
+#include <stdexcept>
+
+namespace attention {
+namespace {
+
+constexpr double kMean = 0.3;
+
+/// Scaled score by which one key beats its neighbour in rising_scores and falling_scores: over a tile of 32 keys the
+/// running maximum moves by 8, so a forgotten rescale is off by e⁸, while several keys still share the weight.
+constexpr double kScoreStep = 0.25;
+
+constexpr double kHugeScore = 1e4;
+
+/// Which array a stream of numbers is for. Each has its own engine, so that Q does not depend on the size of K.
+enum class Stream : std::uint64_t { q = 1, k = 2, v = 3, output_gradient = 4 };
+
+/// Numbers that are the same on every machine. The engine is fixed by the C++ standard; std::normal_distribution is
+/// not, so the transform is written out, in double, and the result rounded once to float.
+class Generator {
+ public:
+  Generator(std::uint64_t seed, Stream stream)
+      : engine_(seed ^ (0x9E3779B97F4A7C15u * static_cast<std::uint64_t>(stream))) {}
+
+  /// Uniform in [0, 1).
+  double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
+  double uniform(double low, double high) { return low + (high - low) * uniform(); }
+
+  /// Standard normal by Box and Muller (1958): two uniforms give two normals.
+  double normal() {
+    if (has_spare_) {
+      has_spare_ = false;
+      return spare_;
+    }
+    const double radius = std::sqrt(-2 * std::log(1 - uniform()));
+    const double angle = 2 * std::numbers::pi * uniform();
+    spare_ = radius * std::sin(angle);
+    has_spare_ = true;
+    return radius * std::cos(angle);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+  double spare_ = 0;
+  bool has_spare_ = false;
+};
+
+/// Fills [batch, seqlen, heads, head_dim] in that order, whatever the strides, so that all layouts hold equal values.
+/// `row(position)` is called once a row and returns the function that makes its elements from the column.
+template <class Row>
+std::vector<float> fill(std::int64_t elements, const Strides& strides, const Problem& p, int seqlen, int heads,
+                        Row row) {
+  std::vector<float> array(static_cast<std::size_t>(elements), std::numeric_limits<float>::quiet_NaN());
+  for (int b = 0; b < p.batch; ++b)
+    for (int position = 0; position < seqlen; ++position)
+      for (int head = 0; head < heads; ++head) {
+        float* to = array.data() + strides.offset(b, position, head);
+        auto element = row(position);
+        for (int c = 0; c < p.head_dim; ++c) to[c] = static_cast<float>(element(c));
+      }
+  return array;
+}
+
+}  // namespace
+
+std::string name(InputKind kind) {
+  switch (kind) {
+    case InputKind::normal:
+      return "normal";
+    case InputKind::one_hot_v:
+      return "one_hot_v";
+    case InputKind::rising_scores:
+      return "rising_scores";
+    case InputKind::falling_scores:
+      return "falling_scores";
+    case InputKind::huge_scores:
+      return "huge_scores";
+    case InputKind::constant_scores:
+      return "constant_scores";
+  }
+  throw std::invalid_argument("unknown InputKind " + std::to_string(static_cast<int>(kind)));
+}
+
+Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
+  p.validate();
+  Generator random_q(seed, Stream::q), random_k(seed, Stream::k), random_v(seed, Stream::v);
+  const auto normal_row = [](Generator& random) {
+    return [&random](int) { return [&random](int) { return kMean + random.normal(); }; };
+  };
+  const auto make_q = [&](auto row) { return fill(p.elements_q(), p.strides_q(), p, p.seqlen_q, p.heads_q, row); };
+  const auto make_k = [&](auto row) { return fill(p.elements_k(), p.strides_k(), p, p.seqlen_kv, p.heads_kv, row); };
+  const auto make_v = [&](auto row) { return fill(p.elements_v(), p.strides_v(), p, p.seqlen_kv, p.heads_kv, row); };
+
+  // In the steered kinds every element of Q lies in (0.5, 1.5), so that adding x / (scale · head_dim) to all elements
+  // of a key adds about x to its scaled scores. With a scale of 0 all scores are 0, and 1 stands in for it.
+  const double scale = p.scale() != 0 ? static_cast<double>(p.scale()) : 1.0;
+  const double unit = 1 / (scale * p.head_dim);
+  const auto positive_row = [&](int) { return [&](int) { return random_q.uniform(0.5, 1.5); }; };
+
+  Inputs inputs;
+  switch (kind) {
+    case InputKind::normal:
+    case InputKind::one_hot_v:
+      inputs.q = make_q(normal_row(random_q));
+      inputs.k = make_k(normal_row(random_k));
+      break;
+    case InputKind::rising_scores:
+    case InputKind::falling_scores: {
+      // The random part spans half a step: since Q > 0, no draw of it turns the order of two keys round.
+      const double middle = 0.5 * (p.seqlen_kv - 1);
+      const double direction = kind == InputKind::rising_scores ? 1 : -1;
+      inputs.q = make_q(positive_row);
+      inputs.k = make_k([&](int key) {
+        const double level = direction * (key - middle);
+        return [&, level](int) { return unit * kScoreStep * (level + random_k.uniform(-0.25, 0.25)); };
+      });
+      break;
+    }
+    case InputKind::huge_scores: {
+      // Keys of the same sign differ by a few units of score, so several share the weight. Key 0 is negative: under a
+      // causal mask the first row sees nothing but −1e4.
+      const double spread = 1 / (std::abs(scale) * std::sqrt(static_cast<double>(p.head_dim)));
+      inputs.q = make_q(positive_row);
+      inputs.k = make_k([&](int key) {
+        const double sign = random_k.uniform() < 0.5 || key == 0 ? -1 : 1;
+        return [&, sign](int) { return sign * kHugeScore * unit + spread * random_k.normal(); };
+      });
+      break;
+    }
+    case InputKind::constant_scores:
+      inputs.q = make_q([](int) { return [](int) { return 0.0; }; });
+      inputs.k = make_k(normal_row(random_k));
+      break;
+  }
+  if (kind == InputKind::one_hot_v)
+    inputs.v = make_v([&](int key) { return [&, key](int c) { return c == key % p.head_dim ? 1.0 : 0.0; }; });
+  else
+    inputs.v = make_v(normal_row(random_v));
+  return inputs;
+}
+
+std::vector<float> make_output_gradient(const Problem& p, std::uint64_t seed) {
+  p.validate();
+  Generator random(seed, Stream::output_gradient);
+  return fill(p.elements_o(), p.strides_o(), p, p.seqlen_q, p.heads_q,
+              [&](int) { return [&](int) { return kMean + random.normal(); }; });
+}
+
+}  // namespace attention

@@ -1,0 +1,213 @@
+/// \file
+/// device.hpp on CUDA.
+
+#include "common/gpu/device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "common/gpu/cuda/check.hpp"
+#include "common/gpu/emulation.hpp"
+
+namespace gpu {
+namespace {
+
+std::mutex g_mutex;
+std::unordered_map<void*, std::size_t> g_sizes;
+std::size_t g_in_use = 0;
+std::size_t g_peak = 0;
+
+std::string version(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
+
+std::string driver_version() {
+  // The runtime only tells the newest CUDA that the driver supports; the driver's own number is in /proc.
+  std::string found;
+  if (std::FILE* f = std::fopen("/proc/driver/nvidia/version", "r")) {
+    char line[256];
+    if (std::fgets(line, sizeof line, f)) {
+      for (const char* p = line; *p; ++p) {
+        int major = 0, minor = 0, used = 0;
+        if (std::sscanf(p, "%d.%d%n", &major, &minor, &used) == 2 && major > 100) {
+          found.assign(p, std::string(p).find_first_of(" \n"));
+          break;
+        }
+        while (*p && *p != ' ') ++p;
+        if (!*p) break;
+      }
+    }
+    std::fclose(f);
+  }
+  return found;
+}
+
+std::string architecture(int capability) { return "sm_" + std::to_string(capability); }
+
+DeviceInfo query() {
+  DeviceInfo info;
+  info.built_for = BOOK_BUILT_FOR;
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    throw Error(std::string("no usable NVIDIA GPU: ") +
+                (status == cudaSuccess ? "none is present" : cudaGetErrorString(status)) +
+                "; build with --emulator (preset emulator) to run without one");
+  }
+  int id = 0;
+  cuda::check(cudaGetDevice(&id), "cudaGetDevice");
+  cudaDeviceProp p;
+  cuda::check(cudaGetDeviceProperties(&p, id), "cudaGetDeviceProperties");
+  info.name = p.name;
+  info.compute_capability = p.major * 10 + p.minor;
+  info.multiprocessors = p.multiProcessorCount;
+  info.max_threads_per_multiprocessor = p.maxThreadsPerMultiProcessor;
+  info.shared_memory_per_block = p.sharedMemPerBlockOptin;
+  info.shared_memory_per_multiprocessor = p.sharedMemPerMultiprocessor;
+  info.memory_total = p.totalGlobalMem;
+  info.l2_bytes = static_cast<std::size_t>(p.l2CacheSize);
+  cuda::check(cudaDeviceGetAttribute(&info.clock_khz, cudaDevAttrClockRate, id), "clock rate");
+  info.driver = driver_version();
+  int runtime = 0;
+  cuda::check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  info.cuda = version(runtime);
+  return info;
+}
+
+}  // namespace
+
+namespace cuda {
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  throw Error(std::string(what) + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")");
+}
+
+void prepare_kernel(const void* kernel, std::size_t shared_bytes) {
+  static std::mutex mutex;
+  static std::set<std::pair<const void*, std::size_t>> prepared;
+  const std::lock_guard lock(mutex);
+  if (prepared.count({kernel, shared_bytes})) return;
+  cudaFuncAttributes attributes;
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    throw Error("this program was built for " + device().built_for + " and holds no code for " + device().name + " (" +
+                architecture(device().compute_capability) +
+                "); configure again with -DCMAKE_CUDA_ARCHITECTURES=native");
+  }
+  check(status, "cudaFuncGetAttributes");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+        "opting in to shared memory");
+  prepared.insert({kernel, shared_bytes});
+}
+
+}  // namespace cuda
+
+const DeviceInfo& device() {
+  static const DeviceInfo info = query();
+  return info;
+}
+
+void synchronize() { cuda::check(cudaDeviceSynchronize(), "a kernel failed"); }
+
+std::size_t memory_available() {
+  std::size_t free = 0, total = 0;
+  cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return free;
+}
+
+std::size_t memory_in_use() {
+  const std::lock_guard lock(g_mutex);
+  return g_in_use;
+}
+std::size_t memory_peak() {
+  const std::lock_guard lock(g_mutex);
+  return g_peak;
+}
+void reset_memory_peak() {
+  const std::lock_guard lock(g_mutex);
+  g_peak = g_in_use;
+}
+
+void* allocate(std::size_t bytes, const char* label) {
+  device();
+  void* p = nullptr;
+  const cudaError_t status = cudaMalloc(&p, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw Error(std::string(label) + ": " + std::to_string(bytes) + " bytes of device memory wanted, " +
+                std::to_string(memory_available()) + " available");
+  }
+  cuda::check(status, "cudaMalloc");
+  cuda::check(cudaMemset(p, 0xFF, bytes), "cudaMemset");
+  const std::lock_guard lock(g_mutex);
+  g_sizes[p] = bytes;
+  g_in_use += bytes;
+  if (g_in_use > g_peak) g_peak = g_in_use;
+  return p;
+}
+
+void deallocate(void* pointer) noexcept {
+  {
+    const std::lock_guard lock(g_mutex);
+    const auto it = g_sizes.find(pointer);
+    if (it != g_sizes.end()) {
+      g_in_use -= it->second;
+      g_sizes.erase(it);
+    }
+  }
+  cudaFree(pointer);  // a failure here has been reported by the launch that caused it
+}
+
+void copy_to_device(void* to, const void* from, std::size_t bytes) {
+  cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
+}
+void copy_to_host(void* to, const void* from, std::size_t bytes) {
+  cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy to the host");
+}
+void fill_bytes(void* to, unsigned char value, std::size_t bytes) {
+  cuda::check(cudaMemset(to, value, bytes), "fill");
+}
+
+struct Stopwatch::Events {
+  cudaEvent_t begin, end;
+};
+Stopwatch::Stopwatch() : events_(std::make_unique<Events>()) {
+  cuda::check(cudaEventCreate(&events_->begin), "cudaEventCreate");
+  cuda::check(cudaEventCreate(&events_->end), "cudaEventCreate");
+}
+Stopwatch::~Stopwatch() {
+  cudaEventDestroy(events_->begin);
+  cudaEventDestroy(events_->end);
+}
+void Stopwatch::start() { cuda::check(cudaEventRecord(events_->begin), "cudaEventRecord"); }
+double Stopwatch::stop_seconds() {
+  cuda::check(cudaEventRecord(events_->end), "cudaEventRecord");
+  cuda::check(cudaEventSynchronize(events_->end), "a timed kernel failed");
+  float milliseconds = 0;
+  cuda::check(cudaEventElapsedTime(&milliseconds, events_->begin, events_->end), "cudaEventElapsedTime");
+  return milliseconds * 1e-3;
+}
+
+// emulation.hpp: a GPU has nothing to switch and counts nothing by itself.
+void set_emulator_options(const EmulatorOptions& options) {
+  const EmulatorOptions plain;
+  if (options.schedule_seed != plain.schedule_seed || options.delivery != plain.delivery || !options.without.empty() ||
+      options.workers != plain.workers) {
+    throw Error("schedule seeds, delivery modes and switched-off synchronisations exist on the emulator only; this is a "
+                "build for a GPU (use --emulator)");
+  }
+}
+const EmulatorOptions& emulator_options() {
+  static const EmulatorOptions options;
+  return options;
+}
+std::optional<Counts> counts() { return std::nullopt; }
+void reset_counts() {}
+std::vector<SourceLine> synchronisations_seen() { return {}; }
+void reset_synchronisations_seen() {}
+
+}  // namespace gpu

@@ -1,0 +1,68 @@
+/// \file
+/// The block barrier.
+
+#include "common/gpu/emulator/barrier.hpp"
+
+#include <map>
+
+#include "common/gpu/emulator/block.hpp"
+
+namespace gpu::emulator {
+namespace {
+
+/// The threads of a block have met in different barriers.
+[[noreturn]] void report_divergence(const Block& block) {
+  std::map<std::string, std::vector<int>> lines;
+  for (const int t : block.barrier.waiting) {
+    const Site site = block.threads[static_cast<std::size_t>(t)].site;
+    lines[short_path(site.file) + ":" + std::to_string(site.line)].push_back(t);
+  }
+  std::string text = "divergent barrier: the threads of block (" + std::to_string(block.index.x) + "," +
+                     std::to_string(block.index.y) + "," + std::to_string(block.index.z) +
+                     ") meet at different __syncthreads";
+  for (const auto& [line, who] : lines) text += "\n  threads " + ranges(who) + " at " + line;
+  throw Error(text);
+}
+
+/// The barrier opens for the threads that wait in it.
+void release(Block& block) {
+  std::vector<int>& waiting = block.barrier.waiting;
+  const Site first = block.threads[static_cast<std::size_t>(waiting.front())].site;
+  for (const int t : waiting) {
+    if (!(block.threads[static_cast<std::size_t>(t)].site == first)) report_divergence(block);
+  }
+  if (block.race) block.race->meet(waiting);
+  ++t_worker->counts.barriers;
+  block.progress();
+  for (const int t : waiting) block.wake(t);
+  waiting.clear();
+}
+
+}  // namespace
+
+/// An exiting thread no longer counts: those that wait may have been waiting for it alone.
+void Block::on_exit(Thread& thread) {
+  --alive;
+  alive_lanes[static_cast<std::size_t>(thread.warp)] &= ~(1u << thread.lane);
+  progress();
+  for (const WarpMeeting& meeting : meetings[static_cast<std::size_t>(thread.warp)]) {
+    if (meeting.arrived && (meeting.mask >> thread.lane & 1u)) {
+      fault(meeting.site, "lane " + std::to_string(thread.lane) + " is named in the mask, but its thread has exited; lanes wait for it");
+    }
+  }
+  if (alive > 0 && static_cast<int>(barrier.waiting.size()) == alive) release(*this);
+}
+
+}  // namespace gpu::emulator
+
+void __syncthreads(gpu::emulator::Site site) {
+  using namespace gpu::emulator;
+  const Unwatched scope;
+  if (switched_off(site)) return;
+  Block& block = *t_thread->block;
+  t_thread->site = site;
+  block.barrier.waiting.push_back(t_thread->linear);
+  if (static_cast<int>(block.barrier.waiting.size()) == block.alive) release(block);
+  // The last to arrive was woken by release() like the others, and gives way to the schedule here.
+  wait_for("__syncthreads", site);
+}

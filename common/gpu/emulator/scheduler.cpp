@@ -1,0 +1,448 @@
+/// \file
+/// Runs a launch: blocks over workers, threads over a block, and what happens when nothing moves.
+
+#include <sched.h>
+
+#include <bit>
+#include <chrono>
+#include <map>
+#include <numeric>
+#include <thread>
+
+#include "common/gpu/emulator/block.hpp"
+
+namespace gpu::emulator {
+
+namespace context = boost::context;
+
+constinit thread_local Thread* t_thread = nullptr;
+constinit thread_local Worker* t_worker = nullptr;
+constinit thread_local Thread* t_watched = nullptr;
+
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+uint3 unpack(std::uint64_t linear, const uint3& size) {
+  return {static_cast<unsigned>(linear % size.x), static_cast<unsigned>(linear / size.x % size.y),
+          static_cast<unsigned>(linear / (std::uint64_t{size.x} * size.y))};
+}
+
+/// Hands a stack that BlockMemory owns to a fiber.
+struct BorrowedStack {
+  context::stack_context stack;
+  context::stack_context allocate() { return stack; }
+  void deallocate(context::stack_context&) {}
+};
+
+std::mutex g_pool_mutex;
+std::vector<std::unique_ptr<BlockMemory>> g_pool;
+
+std::unique_ptr<BlockMemory> take_memory(int threads, std::size_t shared_bytes) {
+  std::unique_ptr<BlockMemory> memory;
+  {
+    const std::lock_guard lock(g_pool_mutex);
+    if (!g_pool.empty()) {
+      memory = std::move(g_pool.back());
+      g_pool.pop_back();
+    }
+  }
+  if (!memory) return std::make_unique<BlockMemory>(threads, shared_bytes);
+  memory->reserve(threads, shared_bytes);
+  return memory;
+}
+
+void give_memory_back(std::unique_ptr<BlockMemory> memory) {
+  const std::lock_guard lock(g_pool_mutex);
+  if (g_pool.size() < 64) g_pool.push_back(std::move(memory));
+}
+
+}  // namespace
+
+// ---- which thread is next
+
+void RunQueue::reset(std::uint64_t seed, Random& random) {
+  *this = RunQueue();
+  seed_ = seed;
+  std::iota(priority_, priority_ + 32, 0);
+  if (seed_ == 0) return;
+  for (unsigned i = 31; i > 0; --i) std::swap(priority_[i], priority_[random.below(i + 1)]);
+  next_drop_ = 1 + random.below(4096);
+}
+
+int RunQueue::take(int warp, int lane) {
+  if (!(lanes_[warp] &= ~(1u << lane))) warps_ &= ~(1u << warp);
+  warp_ = warp;
+  lane_ = lane;
+  return warp * 32 + lane;
+}
+
+int RunQueue::pop(Random& random) {
+  const auto random_bit = [&](std::uint32_t bits) {
+    for (unsigned skip = random.below(static_cast<unsigned>(std::popcount(bits))); skip > 0; --skip) bits &= bits - 1;
+    return std::countr_zero(bits);
+  };
+  if (seed_ == 0) {
+    const std::uint32_t later_lanes = lane_ >= 31 ? 0u : lanes_[warp_] & (~0u << (lane_ + 1));
+    if (later_lanes) return take(warp_, std::countr_zero(later_lanes));
+    const std::uint32_t later_warps = warp_ >= 31 ? 0u : warps_ & (~0u << (warp_ + 1));
+    const int warp = std::countr_zero(later_warps ? later_warps : warps_);
+    return take(warp, std::countr_zero(lanes_[warp]));
+  }
+  int warp = 0;
+  if (seed_ % 2 == 0) {
+    warp = random_bit(warps_);
+  } else {
+    int best = -1;
+    for (std::uint32_t bits = warps_; bits; bits &= bits - 1) {
+      const int w = std::countr_zero(bits);
+      if (priority_[w] > best) {
+        best = priority_[w];
+        warp = w;
+      }
+    }
+    if (++steps_ >= next_drop_) {
+      next_drop_ = steps_ + 1 + random.below(4096);
+      const int old = priority_[warp];
+      for (int& p : priority_) p += p < old;
+      priority_[warp] = 0;
+    }
+  }
+  return take(warp, random_bit(lanes_[warp]));
+}
+
+// ---- a block
+
+Block::Block(Launch& l, std::uint64_t block_linear, std::unique_ptr<BlockMemory> m)
+    : launch(l),
+      linear(block_linear),
+      index(unpack(block_linear, l.grid)),
+      memory(std::move(m)),
+      random((l.options.schedule_seed + 1) * 0xD1B54A32D192ED03ull + block_linear),
+      threads(static_cast<std::size_t>(l.threads)),
+      alive(l.threads),
+      meetings(static_cast<std::size_t>((l.threads + 31) / 32)),
+      alive_lanes(meetings.size()) {
+  memory->poison_shared();
+  queue.reset(l.options.schedule_seed, random);
+  if (checking()) race = std::make_unique<RaceChecker>(*this);
+  for (int i = 0; i < l.threads; ++i) {
+    Thread& thread = threads[static_cast<std::size_t>(i)];
+    thread.block = this;
+    thread.index = unpack(static_cast<std::uint64_t>(i), l.block);
+    thread.linear = i;
+    thread.warp = i / 32;
+    thread.lane = i % 32;
+    const context::stack_context stack = memory->stack(i);
+    thread.stack_high = reinterpret_cast<std::uintptr_t>(stack.sp);
+    thread.stack_low = thread.stack_high - stack.size;
+    thread.own = context::fiber(std::allocator_arg, BorrowedStack{stack}, [&thread, this](context::fiber&& scheduler) {
+      thread.scheduler = std::move(scheduler);
+      try {
+        launch.call.invoke(launch.call.object);
+        const Unwatched scope;
+        thread.exited = true;
+        on_exit(thread);
+      } catch (const context::detail::forced_unwind&) {
+        throw;
+      } catch (const Error&) {
+        t_watched = nullptr;
+        launch.fail(std::current_exception());
+      } catch (const std::exception& e) {
+        t_watched = nullptr;
+        launch.fail(std::string("the kernel threw an exception: ") + e.what() + " " + position(thread));
+      } catch (...) {
+        t_watched = nullptr;
+        launch.fail("the kernel threw an exception " + position(thread));
+      }
+      thread.exited = true;
+      return std::move(thread.scheduler);
+    });
+    alive_lanes[static_cast<std::size_t>(thread.warp)] |= 1u << thread.lane;
+    queue.push(i);
+  }
+}
+
+void Block::progress() {
+  polls = 0;
+  t_worker->progress.store(t_worker->progress.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+std::string Block::describe_waits() const {
+  std::map<std::string, std::vector<int>> groups;
+  for (const Thread& t : threads) {
+    if (t.exited || !t.waiting_for) continue;
+    std::string text = std::string(t.waiting_for) + " at " + short_path(t.site.file) + ":" + std::to_string(t.site.line);
+    if (t.mask != 0 && t.mask != 0xffffffffu) {
+      char mask[32];
+      std::snprintf(mask, sizeof mask, " (mask 0x%08x)", t.mask);
+      text += mask;
+    }
+    groups[text].push_back(t.linear);
+  }
+  std::string text;
+  for (const auto& [what, who] : groups) text += "\n  threads " + ranges(who) + " wait in " + what;
+  const int gone = static_cast<int>(threads.size()) - alive;
+  if (gone) text += "\n  " + std::to_string(gone) + " of " + std::to_string(threads.size()) + " threads have exited";
+  return text;
+}
+
+// ---- from a running thread back to the scheduler
+
+void wait_for(const char* what, Site site, unsigned mask) {
+  Thread& me = *t_thread;
+  me.waiting_for = what;
+  me.site = site;
+  me.mask = mask;
+  me.scheduler = std::move(me.scheduler).resume();
+  me.waiting_for = nullptr;
+}
+
+void take_turns(const char* what, Site site, bool changed) {
+  Block& block = *t_thread->block;
+  if (changed) {
+    block.progress();
+  } else {
+    ++block.polls;
+  }
+  block.queue.push(t_thread->linear);
+  wait_for(what, site);
+}
+
+// ---- a worker
+
+bool Worker::admit() {
+  if (launch.resident.fetch_add(1) >= launch.resident_limit) {
+    launch.resident.fetch_sub(1);
+    return false;
+  }
+  const std::uint64_t position = launch.next.fetch_add(1);
+  if (position >= launch.blocks) {
+    launch.resident.fetch_sub(1);
+    return false;
+  }
+  resident.push_back(std::make_unique<Block>(launch, launch.block_at(position),
+                                             take_memory(launch.threads, launch.shared_bytes)));
+  current = resident.size() - 1;
+  return true;
+}
+
+/// Nothing in the current block gets anywhere by itself: take up another. False when the whole launch stands still.
+bool Worker::rotate() {
+  if (!admit()) {
+    current = (current + 1) % resident.size();
+    sched_yield();
+  }
+  const std::uint64_t total = launch.total_progress();
+  const double time = now_seconds();
+  if (total != last_total_ || last_change_ == 0) {
+    last_total_ = total;
+    last_change_ = time;
+  }
+  return time - last_change_ < launch.options.stall_seconds;
+}
+
+void Worker::resume(Block& block, Thread& thread) {
+  t_thread = &thread;
+  turns.store(turns.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  in_thread.store(true, std::memory_order_relaxed);
+  t_watched = &thread;
+  thread.own = std::move(thread.own).resume();
+  t_watched = nullptr;
+  in_thread.store(false, std::memory_order_relaxed);
+  t_thread = nullptr;
+  if (!thread.abandoned.empty()) {
+    // The thread was stopped in the middle of an instruction. Its frames can be neither resumed nor unwound: leave them.
+    new context::fiber(std::move(thread.own));
+    thread.exited = true;
+    --block.alive;
+    launch.fail(thread.abandoned);
+  }
+}
+
+void Worker::run() {
+  t_worker = this;
+  enter_worker(*this);
+  while (!launch.stop.load(std::memory_order_relaxed)) {
+    if (resident.empty() && !admit()) break;
+    Block& block = *resident[current];
+    if (block.alive == 0) {
+      const std::ptrdiff_t damage = block.memory->first_damage();
+      if (damage >= 0) {
+        launch.fail("shared memory was written past its end: the kernel has " + std::to_string(launch.shared_bytes) +
+                    " bytes, byte " + std::to_string(damage) + " was changed [block (" + std::to_string(block.index.x) +
+                    "," + std::to_string(block.index.y) + "," + std::to_string(block.index.z) + ")]");
+      }
+      give_memory_back(std::move(block.memory));
+      resident.erase(resident.begin() + static_cast<std::ptrdiff_t>(current));
+      current = 0;
+      launch.resident.fetch_sub(1);
+      launch.finished.fetch_add(1);
+      progress.store(progress.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      continue;
+    }
+    if (block.queue.empty()) {
+      launch.fail("deadlock in block (" + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
+                  std::to_string(block.index.z) + "):" + block.describe_waits());
+      break;
+    }
+    if (block.polls > 2 * block.alive) {
+      block.polls = 0;
+      if (!rotate()) {
+        launch.fail("nothing moved for " + std::to_string(static_cast<int>(launch.options.stall_seconds)) +
+                    " s: every thread that can run only polls. Block (" + std::to_string(block.index.x) + "," +
+                    std::to_string(block.index.y) + "," + std::to_string(block.index.z) + "):" + block.describe_waits() +
+                    "\n  " + std::to_string(launch.finished.load()) + " of " + std::to_string(launch.blocks) +
+                    " blocks have finished, " + std::to_string(launch.resident.load()) + " run, at most " +
+                    std::to_string(launch.resident_limit) + " fit on the GPU at once");
+        break;
+      }
+      continue;
+    }
+    resume(block, block.threads[static_cast<std::size_t>(block.queue.pop(block.random))]);
+  }
+  unwind_all();
+  leave_worker(*this);
+  t_worker = nullptr;
+}
+
+/// After a fault, suspended threads still hold frames: destroying a fiber unwinds it.
+void Worker::unwind_all() {
+  for (auto& block : resident) {
+    for (Thread& thread : block->threads) {
+      t_thread = &thread;
+      thread.own = context::fiber();
+    }
+    t_thread = nullptr;
+    if (block->memory) give_memory_back(std::move(block->memory));
+  }
+  resident.clear();
+}
+
+// ---- a launch
+
+namespace {
+std::atomic<std::uint32_t> g_serial{0};
+std::atomic<bool> g_running{false};
+}  // namespace
+
+Launch::Launch(const KernelCall& c, const LaunchShape& shape, std::size_t bytes)
+    : call(c), shared_bytes(bytes), options(emulator_options()), serial(++g_serial) {
+  const DeviceInfo& gpu = device();
+  check_launch_shape(shape, shared_bytes, gpu);
+  const auto narrow = [](const Extent& e) {
+    return uint3{static_cast<unsigned>(e.x), static_cast<unsigned>(e.y), static_cast<unsigned>(e.z)};
+  };
+  grid = narrow(shape.grid);
+  block = narrow(shape.block);
+  blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+  threads = static_cast<int>(block.x * block.y * block.z);
+  // Registers also limit what fits; the emulator does not know them.
+  std::uint64_t per_multiprocessor = std::min<std::uint64_t>(
+      32, static_cast<std::uint64_t>(gpu.max_threads_per_multiprocessor) / static_cast<std::uint64_t>((threads + 31) / 32 * 32));
+  if (shared_bytes) {
+    // The hardware keeps 1 KB of each block's shared memory for itself.
+    per_multiprocessor = std::min<std::uint64_t>(per_multiprocessor,
+                                                 gpu.shared_memory_per_multiprocessor / (shared_bytes + 1024));
+  }
+  resident_limit = std::max<std::uint64_t>(1, per_multiprocessor) * static_cast<std::uint64_t>(gpu.multiprocessors);
+  if (checking()) synchronised.reset(static_cast<unsigned char*>(std::calloc(blocks, 1)));
+}
+
+/// With a seed, the blocks start in another order too: position ↦ position · odd + shift, a permutation when the factor
+/// and the number of blocks have no common divisor.
+std::uint64_t Launch::block_at(std::uint64_t position) const {
+  if (options.schedule_seed == 0 || blocks < 3) return position;
+  std::uint64_t factor = (options.schedule_seed * 2654435761u) % blocks | 1;
+  while (std::gcd(factor, blocks) != 1) factor += 2;
+  return static_cast<std::uint64_t>((static_cast<unsigned __int128>(position) * factor + options.schedule_seed) % blocks);
+}
+
+std::uint64_t Launch::total_progress() const {
+  std::uint64_t sum = 0;
+  for (const auto& worker : workers) sum += worker->progress.load(std::memory_order_relaxed);
+  return sum;
+}
+
+void Launch::fail(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+  stop = true;
+}
+
+void Launch::find(const std::string& key, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [known, unused] : findings_) {
+    if (known == key) return;
+  }
+  if (findings_.size() < 16) findings_.emplace_back(key, text);
+}
+
+void record_launch(const std::vector<std::unique_ptr<Worker>>& workers);  // options.cpp
+
+void Launch::run() {
+  if (t_thread) throw Error("a kernel cannot launch a kernel: dynamic parallelism is not part of this book");
+  if (g_running.exchange(true)) throw Error("two host threads launch kernels at the same time: launch from one");
+  struct Done {
+    ~Done() { g_running = false; }
+  } done;
+  install_fault_handlers();
+
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  const std::uint64_t wanted = options.workers > 0 ? static_cast<std::uint64_t>(options.workers) : cores;
+  const std::size_t count = static_cast<std::size_t>(std::min({wanted, blocks, resident_limit}));
+  for (std::size_t i = 0; i < count; ++i) workers.push_back(std::make_unique<Worker>(*this));
+  const auto run_worker = [this](Worker& worker) {
+    try {
+      worker.run();
+    } catch (...) {
+      fail(std::current_exception());
+      leave_worker(worker);
+    }
+  };
+  std::vector<std::thread> others;
+  for (std::size_t i = 1; i < count; ++i) others.emplace_back(run_worker, std::ref(*workers[i]));
+  run_worker(*workers[0]);
+  for (std::thread& t : others) t.join();
+  record_launch(workers);
+
+  // Damage that the checks have already found by line needs no second report.
+  const std::string damage = device_memory_damage();
+  if (!damage.empty() && findings_.empty()) find(damage, damage);
+  std::string message;
+  for (const auto& [key, text] : findings_) message += (message.empty() ? "" : "\n") + text;
+  if (error_) {
+    try {
+      std::rethrow_exception(error_);
+    } catch (const std::exception& e) {
+      message += (message.empty() ? "" : "\n") + std::string(e.what());
+    }
+  }
+  if (!message.empty()) throw Error(message);
+}
+
+void run_kernel(const KernelCall& call, const LaunchShape& shape, std::size_t shared_bytes) {
+  Launch(call, shape, shared_bytes).run();
+}
+
+// ---- what a kernel asks about itself
+
+uint3 thread_index() noexcept { return t_thread->index; }
+uint3 block_index() noexcept { return t_thread->block->index; }
+uint3 block_size() noexcept { return t_thread->block->launch.block; }
+uint3 grid_size() noexcept { return t_thread->block->launch.grid; }
+int lane() noexcept { return t_thread->lane; }
+
+void* shared_storage(std::size_t bytes, Site site) {
+  const Unwatched scope;
+  const BlockMemory& memory = *t_thread->block->memory;
+  if (bytes > memory.shared_bytes()) {
+    fault(site, "the kernel uses " + std::to_string(bytes) + " bytes of shared memory, the launch gave it " +
+                    std::to_string(memory.shared_bytes()) + ": name the struct in gpu::launch<Shared>(...)");
+  }
+  return memory.shared();
+}
+
+}  // namespace gpu::emulator

@@ -1,0 +1,206 @@
+#include "common/stage/json.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "common/stage/command_line.hpp"
+
+namespace stage {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr int kFormat = 1;  // raised when a reader of the old form would misread the new one
+
+/// Whole numbers without ".0", and null for what JSON cannot say.
+Json number(double value) {
+  if (!std::isfinite(value)) return nullptr;
+  if (value == std::floor(value) && std::abs(value) < 9e15) return static_cast<std::int64_t>(value);
+  return value;
+}
+
+Json number(const std::optional<double>& value) { return value ? number(*value) : Json(nullptr); }
+
+Json window_side(int side) { return side >= attention::kUnlimited ? Json("inf") : Json(side); }
+
+Json to_object(const attention::Problem& p) {
+  return {{"text", p.describe()},
+          {"batch", p.batch},
+          {"heads_q", p.heads_q},
+          {"heads_kv", p.heads_kv},
+          {"seqlen_q", p.seqlen_q},
+          {"seqlen_kv", p.seqlen_kv},
+          {"head_dim", p.head_dim},
+          {"window_left", window_side(p.mask.left)},
+          {"window_right", window_side(p.mask.right)},
+          {"scale", p.scale()},
+          {"dtype", "fp32"}};
+}
+
+Json to_object(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions& emulator) {
+  Json object = {{"name", machine.name},
+                 {"emulated", machine.emulated},
+                 {"checked", machine.checked},
+                 {"compute_capability", machine.compute_capability},
+                 {"multiprocessors", machine.multiprocessors}};
+  if (machine.emulated) {
+    object["schedule_seed"] = emulator.schedule_seed;
+    object["delivery"] = emulator.delivery == gpu::Delivery::on_wait ? "on-wait" : "immediately";
+    object["without"] = Json::array();
+    for (const gpu::SourceLine& line : emulator.without) {
+      object["without"].push_back(fmt::format("{}:{}", line.file, line.line));
+    }
+  } else {
+    object["driver"] = machine.driver;
+    object["cuda"] = machine.cuda;
+    object["clock_khz"] = machine.clock_khz;
+    object["built_for"] = machine.built_for;
+  }
+  return object;
+}
+
+Json to_object(const Row& row) {
+  return {{"kernel", row.kernel},
+          {"summary", row.summary},
+          {"right", row.right},
+          {"verdict", row.verdict},
+          {"error", number(row.error)},
+          {"allowed", number(row.allowed)},
+          {"seconds", number(row.seconds)},
+          {"flops", number(row.flops)},
+          {"peak_flops", number(row.peak_flops)},
+          {"bytes_counted", number(row.bytes_counted)},
+          {"bytes_predicted", number(row.bytes_predicted)},
+          {"workspace_bytes", number(row.workspace_bytes)},
+          {"peak_bytes", number(row.peak_bytes)},
+          {"samples", row.samples}};
+}
+
+std::optional<double> read_number(const Json& value) {
+  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+}
+
+Row read_row(const Json& object) {
+  Row row;
+  row.kernel = object.at("kernel").get<std::string>();
+  row.verdict = object.at("verdict").get<std::string>();
+  row.right = object.at("right").get<bool>();
+  row.seconds = read_number(object.at("seconds"));
+  row.flops = read_number(object.at("flops"));
+  row.bytes_counted = read_number(object.at("bytes_counted"));
+  row.bytes_predicted = read_number(object.at("bytes_predicted"));
+  return row;
+}
+
+/// The file that `path` means: what a symbolic link points to, so that renaming does not replace the link.
+fs::path real_path(const std::string& path) { return fs::weakly_canonical(fs::absolute(path)); }
+
+/// Beside the target, since a rename does not cross file systems.
+fs::path temporary_path(const fs::path& target) { return target.string() + fmt::format(".{}.tmp", ::getpid()); }
+
+/// Creates the file, which must not exist, with the permissions that the user's umask leaves.
+std::FILE* create(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  return descriptor < 0 ? nullptr : ::fdopen(descriptor, "w");
+}
+
+}  // namespace
+
+std::string to_json(const Results& results) {
+  Json object = {{"format", kFormat},
+                 {"chapter", {{"number", results.chapter_number}, {"name", results.chapter_name}}},
+                 {"machine", to_object(results.machine, results.emulator)},
+                 {"problem", results.problem ? to_object(*results.problem) : Json(nullptr)},
+                 {"seed", results.seed},
+                 {"right", results.right},
+                 {"rows", Json::array()},
+                 {"figures", Json::object()},
+                 {"tables", Json::object()}};
+  for (const Row& row : results.rows) object["rows"].push_back(to_object(row));
+  for (const auto& [name, value] : results.figures) object["figures"][name] = number(value);
+  for (const auto& table : results.tables)
+    object["tables"][table.name] = {{"header", table.header}, {"rows", table.rows}};
+  return object.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+void check_writable(const std::string& path) {
+  std::string reason;
+  try {
+    const fs::path target = real_path(path);
+    if (fs::exists(target) && !fs::is_regular_file(target)) {
+      reason = fs::is_directory(target) ? "is a folder" : "is not an ordinary file";
+    } else if (std::FILE* probe = create(temporary_path(target))) {
+      std::fclose(probe);
+      fs::remove(temporary_path(target));
+    } else {
+      reason = fmt::format("cannot be written ({})", std::strerror(errno));
+    }
+  } catch (const fs::filesystem_error& error) {
+    reason = fmt::format("cannot be written ({})", error.code().message());
+  }
+  if (!reason.empty()) {
+    throw BadArgument(fmt::format(
+        "--json '{}' {}; allowed: a file in a folder that can be written, or - for standard output", path, reason));
+  }
+}
+
+void write_atomically(const std::string& path, const std::string& text) {
+  const fs::path target = real_path(path);
+  const fs::path temporary = temporary_path(target);
+  std::FILE* file = create(temporary);
+  bool good = file != nullptr;
+  if (good) {
+    good = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    good = std::fclose(file) == 0 && good;
+    good = good && std::rename(temporary.c_str(), target.c_str()) == 0;
+  }
+  if (!good) {
+    const std::string reason = std::strerror(errno);
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
+    throw std::runtime_error(fmt::format("the results could not be written to '{}' ({})", path, reason));
+  }
+}
+
+Step read_step(const std::string& path) {
+  std::error_code error;
+  std::ifstream file(path, std::ios::binary);
+  if (!file || fs::is_directory(path, error)) {
+    throw BadArgument(fmt::format("'{}' cannot be read; allowed: files that a chapter wrote with --json", path));
+  }
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  try {
+    const Json object = Json::parse(text);
+    if (object.at("format") != kFormat) throw std::runtime_error("its format is another than this program reads");
+    Step step;
+    const Json& chapter = object.at("chapter");
+    step.chapter = chapter.at("number").get<std::string>() + " " + chapter.at("name").get<std::string>();
+    step.machine = object.at("machine").at("name").get<std::string>();
+    if (const Json& problem = object.at("problem"); !problem.is_null()) {
+      step.problem = problem.at("text").get<std::string>();
+      step.problem_key = problem.dump();
+    }
+    const Json& rows = object.at("rows");
+    if (!rows.is_array()) throw std::runtime_error("its rows are no list");
+    for (const Json& row : rows) step.rows.push_back(read_row(row));
+    return step;
+  } catch (const std::exception& malformed) {
+    std::string reason = malformed.what();
+    for (char& c : reason) c = c == '\n' ? ' ' : c;
+    throw BadArgument(fmt::format(
+        "'{}' holds no results of a chapter ({}); allowed: files that a chapter wrote with --json", path, reason));
+  }
+}
+
+}  // namespace stage

@@ -1,0 +1,60 @@
+#pragma once
+/// \file
+/// The results of a run as JSON: written whole or not at all, and read again by the ladder.
+///
+/// Nothing in the file depends on the commit, the time or the path, so that two runs that came out the same compare
+/// equal.
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/gpu/device.hpp"
+#include "common/gpu/emulation.hpp"
+#include "common/stage/program.hpp"
+
+namespace stage {
+
+/// What a run recorded.
+struct Results {
+  struct Table {
+    std::string name;
+    std::vector<std::string> header;
+    std::vector<std::vector<std::string>> rows;
+  };
+
+  std::string chapter_number, chapter_name;
+  gpu::DeviceInfo machine;
+  gpu::EmulatorOptions emulator;
+  std::optional<attention::Problem> problem;  ///< absent in a chapter that takes none
+  std::uint64_t seed = 1;
+  bool right = true;
+  std::vector<Row> rows;
+  std::vector<std::pair<std::string, double>> figures;
+  std::vector<Table> tables;
+};
+
+/// The results as text, two blanks a level, with a newline at the end. A figure that is not finite becomes null.
+std::string to_json(const Results& results);
+
+/// \throws BadArgument unless a file can be created in the path's folder and the path is free or an ordinary file.
+void check_writable(const std::string& path);
+
+/// Writes beside the file and renames, so that a reader sees the old file or the new one and never half of one.
+/// \throws std::runtime_error naming the path if that fails; the old file is then untouched.
+void write_atomically(const std::string& path, const std::string& text);
+
+/// The part of a results file that the ladder needs.
+struct Step {
+  std::string chapter;      ///< "02 naive_gpu"
+  std::string machine;      ///< its name
+  std::string problem;      ///< one line; empty in a chapter that takes none
+  std::string problem_key;  ///< equal exactly for equal problems
+  std::vector<Row> rows;
+};
+
+/// \throws BadArgument naming the file and what is wrong with it.
+Step read_step(const std::string& path);
+
+}  // namespace stage

@@ -1,0 +1,94 @@
+#include "common/stage/ladder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/stage/command_line.hpp"
+#include "common/stage/json.hpp"
+#include "common/stage/table.hpp"
+
+namespace stage {
+namespace {
+
+constexpr const char* kUsage =
+    "ladder FILE...\n"
+    "\n"
+    "Prints one table of the results that chapters wrote with --json, in the order given.\n";
+
+bool on_one_machine(const std::vector<Step>& steps) {
+  return std::all_of(steps.begin(), steps.end(),
+                     [&](const Step& step) { return step.machine == steps.front().machine; });
+}
+
+std::string ladder_table(const std::vector<Step>& steps) {
+  std::vector<const Row*> rows;
+  for (const Step& step : steps) {
+    for (const Row& row : step.rows) rows.push_back(&row);
+  }
+  const bool timed = std::any_of(rows.begin(), rows.end(), [](const Row* row) { return row->seconds.has_value(); });
+  const bool counted =
+      std::any_of(rows.begin(), rows.end(), [](const Row* row) { return row->bytes_counted.has_value(); });
+  const bool one_machine = on_one_machine(steps);
+
+  std::vector<std::string> header = {
+      "chapter", "kernel",  "verdict",       "problem",         "machine",
+      "time",    "TFLOP/s", "bytes counted", "bytes predicted", timed ? "faster" : "fewer bytes"};
+  std::vector<std::vector<std::string>> cells;
+  const Row* before = nullptr;
+  const Step* step_before = nullptr;
+  for (const Step& step : steps) {
+    for (const Row& row : step.rows) {
+      const bool comparable =
+          before && step_before->problem_key == step.problem_key && step_before->machine == step.machine;
+      const std::optional<double> ratio = comparable ? step_ratio(*before, row, timed) : std::nullopt;
+      cells.push_back({step.chapter, row.kernel, short_verdict(row), step.problem, one_machine ? "" : step.machine,
+                       row.seconds ? format_seconds(*row.seconds) : "-",
+                       row.seconds && row.flops ? fmt::format("{:.2f}", *row.flops / *row.seconds / 1e12) : "-",
+                       format_count_or_dash(row.bytes_counted),
+                       counted || timed ? "-" : format_bytes_or_dash(row.bytes_predicted), format_ratio(ratio)});
+      before = &row;
+      step_before = &step;
+    }
+  }
+  drop_empty_columns(header, cells);
+  return layout_table(header, cells);
+}
+
+}  // namespace
+
+int ladder(int argc, const char* const* argv) {
+  try {
+    std::vector<Step> steps;
+    for (int i = 1; i < argc; ++i) {
+      const std::string argument = argv[i];
+      if (argument == "--help") {
+        fmt::print("{}", kUsage);
+        return 0;
+      }
+      if (argument.starts_with("-"))
+        throw BadArgument(fmt::format("unknown argument '{}'; allowed: FILE..., --help", argument));
+      steps.push_back(read_step(argument));
+    }
+    if (steps.empty())
+      throw BadArgument("no file given; allowed: ladder FILE..., files that a chapter wrote with --json");
+    std::erase_if(steps, [](const Step& step) { return step.rows.empty(); });
+    if (steps.empty()) {
+      fmt::print("The ladder has no rows: none of these chapters ran an attention kernel.\n");
+      return 0;
+    }
+    const std::string where = on_one_machine(steps) ? ", on " + steps.front().machine : "";
+    fmt::print("The ladder{}. A ratio stands where the row above solved the same problem.\n\n{}", where,
+               ladder_table(steps));
+    return 0;
+  } catch (const BadArgument& error) {
+    fmt::print(stderr, "ladder: {}\n", error.what());
+    return 2;
+  }
+}
+
+}  // namespace stage

@@ -1,0 +1,3 @@
+#include "common/stage/ladder.hpp"
+
+int main(int argc, char** argv) { return stage::ladder(argc, argv); }

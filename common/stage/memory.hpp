@@ -1,0 +1,20 @@
+#pragma once
+/// \file
+/// What a problem needs in memory, and what the host still has.
+
+#include "common/attention/problem.hpp"
+
+namespace stage {
+
+/// Bytes of host memory that new allocations could get now (Linux: MemAvailable); infinite where the system does not
+/// say.
+double host_memory_available();
+
+/// Bytes of Q, K, V, O and LSE in fp32.
+double array_bytes(const attention::Problem& p);
+
+/// Bytes of host memory that a checked run needs: the arrays, the reference's results, and on the emulator the arrays a
+/// second time, since its device memory is the host's.
+double host_bytes(const attention::Problem& p, bool emulated);
+
+}  // namespace stage

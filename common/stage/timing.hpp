@@ -1,0 +1,40 @@
+#pragma once
+/// \file
+/// Timing of launches, and the roof that a time is compared with.
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "common/attention/inputs.hpp"
+#include "common/attention/problem.hpp"
+#include "common/gpu/buffer.hpp"
+#include "common/gpu/device.hpp"
+#include "common/stage/kernel.hpp"
+
+namespace stage {
+
+/// Seconds of each launch: warm-up, then at least 20 samples, and more while they take less than a second in all.
+/// `Memory::device` is timed with the device's clock, `Memory::host` with the host's.
+std::vector<double> time_launches(Memory memory, const std::function<void()>& launch);
+
+/// Copies of Q, K and V in device memory, used in turn so that a launch finds its inputs in no cache.
+class RotatedInputs {
+ public:
+  /// As many copies as make more than 240 MB (four times the L2 of an H200), or as fit in half the memory available.
+  RotatedInputs(const attention::Problem& p, const attention::Inputs& inputs);
+  /// Points Q, K and V at the next copy.
+  void bind_next(attention::ForwardArgs<float>& args);
+
+ private:
+  std::size_t k_offset_ = 0, v_offset_ = 0, stride_ = 0;  // elements
+  std::size_t copies_ = 0, next_ = 0;
+  gpu::DeviceBuffer<float> arena_;
+};
+
+/// FLOP/s that an fp32 kernel could reach on this machine: the fp32 peak, or what device memory allows when Q, K, V, O
+/// and LSE each cross it once. Nothing for a machine whose datasheet figures are not in attention::known_machines().
+std::optional<double> fp32_roof(const gpu::DeviceInfo& device, const attention::Problem& p);
+
+}  // namespace stage

@@ -1,0 +1,131 @@
+/// \file
+/// The three kernels beyond the forward suite: exact bytes, the refusal of what does not fit, needed barriers.
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "chapters/02_naive_gpu/naive_attention.cuh"
+#include "common/attention/inputs.hpp"
+#include "common/gpu/buffer.hpp"
+#include "common/gpu/emulation.hpp"
+#include "common/stage/forward_run.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using attention::Mask;
+using attention::Problem;
+
+Problem problem(int heads_q, int heads_kv, int seqlen_q, int seqlen_kv, int head_dim, Mask mask) {
+  Problem p;
+  p.heads_q = heads_q;
+  p.heads_kv = heads_kv;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_kv = seqlen_kv;
+  p.head_dim = head_dim;
+  p.mask = mask;
+  return p;
+}
+
+struct Outcome {
+  std::vector<float> o, lse;
+};
+
+/// Runs the three kernels once on normal inputs, or on those given.
+Outcome run(const Problem& p, const attention::Inputs& inputs) {
+  const stage::ForwardKernel kernel = naive_gpu::three_kernels();
+  kernel.require(p);
+  const gpu::DeviceBuffer<float> q(inputs.q, "Q"), k(inputs.k, "K"), v(inputs.v, "V");
+  gpu::DeviceBuffer<float> o(static_cast<std::size_t>(p.elements_o()), "O");
+  gpu::DeviceBuffer<float> lse(static_cast<std::size_t>(p.elements_lse()), "LSE");
+  gpu::DeviceBuffer<float> workspace(kernel.workspace_bytes(p) / sizeof(float), "S, P");
+  kernel.run(attention::make_forward_args<float>(p, q.data(), k.data(), v.data(), o.data(), lse.data()),
+             workspace.data());
+  gpu::synchronize();
+  return {o.download(), lse.download()};
+}
+
+Outcome run(const Problem& p) { return run(p, attention::make_inputs(p, attention::InputKind::normal, 1)); }
+
+}  // namespace
+
+TEST_CASE("counted bytes equal predicted bytes") {
+  if (!gpu::device().checked) return;
+  const Problem problems[] = {
+      problem(1, 1, 1, 1, 32, Mask::none()),         problem(1, 1, 33, 65, 32, Mask::none()),
+      problem(1, 1, 33, 65, 64, Mask::causal()),     problem(4, 2, 17, 40, 32, Mask::window(7, 0)),
+      problem(6, 1, 40, 17, 32, Mask::causal()),     problem(2, 2, 20, 129, 128, Mask::window(30, 5)),
+      problem(1, 1, 50, 20, 32, Mask::window(3, 2)), problem(1, 1, 260, 40, 32, Mask::causal()),
+      problem(2, 1, 5, 0, 32, Mask::none()),         problem(2, 1, 0, 5, 32, Mask::none()),
+  };
+  for (Problem p : problems) {
+    for (const int batch : {1, 3}) {
+      p.batch = batch;
+      INFO(p.describe());
+      gpu::reset_counts();
+      run(p);
+      const attention::Traffic traffic = naive_gpu::three_kernels().traffic(p);
+      CHECK(double(gpu::counts()->global_loaded) == traffic.loaded);
+      CHECK(double(gpu::counts()->global_stored) == traffic.stored);
+    }
+  }
+}
+
+TEST_CASE("a matrix that fits no device is refused with its bytes") {
+  // 64 heads: S and P of 131072 x 131072 take 2 * 64 * 4 * 2^34 bytes.
+  const Problem p = problem(64, 64, 1 << 17, 1 << 17, 64, Mask::causal());
+  const stage::ForwardKernel kernel = naive_gpu::three_kernels();
+  CHECK(kernel.workspace_bytes(p) == std::size_t{512} << 34);
+  CHECK_THROWS_AS(stage::admit(kernel, p), stage::Refused);
+  CHECK_THROWS_WITH(stage::admit(kernel, p), ContainsText("three_kernels") && ContainsText("workspace 8.80 TB"));
+}
+
+TEST_CASE("the bytes of S and P do not wrap") {
+  const Problem longest = problem(64, 64, attention::kMaxSeqlen, attention::kMaxSeqlen, 64, Mask::none());
+  CHECK(naive_gpu::three_kernels_workspace(longest) == std::numeric_limits<std::size_t>::max());
+  const Problem p = problem(1, 1, 1 << 16, 1 << 16, 64, Mask::none());
+  CHECK(naive_gpu::three_kernels_workspace(p) == std::size_t{1} << 35);
+}
+
+TEST_CASE("a head_dim that the kernels are not compiled for is refused") {
+  CHECK_THROWS_AS(naive_gpu::three_kernels().require(problem(1, 1, 4, 4, 48, Mask::none())), stage::Refused);
+}
+
+TEST_CASE("rows that see nothing give zeros, also where V holds NaN", "[C01]") {
+  const Problem p = problem(1, 1, 46, 32, 32, Mask::causal());
+  attention::Inputs inputs = attention::make_inputs(p, attention::InputKind::normal, 1);
+  for (int c = 0; c < p.head_dim; ++c) inputs.v[31 * p.head_dim + c] = NAN;  // only the last query sees the last key
+  const Outcome outcome = run(p, inputs);
+  for (int query = 0; query < 45; ++query) {
+    INFO("query " << query);
+    CHECK((outcome.lse[query] == -INFINITY) == (query < 14));
+    for (int c = 0; c < p.head_dim; ++c) {
+      const float o = outcome.o[query * p.head_dim + c];
+      REQUIRE(std::isfinite(o));
+      REQUIRE((o == 0) == (query < 14));
+    }
+  }
+  CHECK(std::isnan(outcome.o[45 * p.head_dim]));
+}
+
+TEST_CASE("no barrier can be left out unnoticed") {
+  if (!gpu::device().checked) return;
+  const Problem p = problem(2, 1, 9, 150, 32, Mask::causal());
+  gpu::reset_synchronisations_seen();
+  run(p);
+  const std::vector<gpu::SourceLine> lines = gpu::synchronisations_seen();
+  REQUIRE(lines.size() == 3);
+
+  const gpu::EmulatorOptions before = gpu::emulator_options();
+  for (const gpu::SourceLine& line : lines) {
+    gpu::EmulatorOptions options = before;
+    options.without = {line};
+    gpu::set_emulator_options(options);
+    INFO(line.file << ":" << line.line);
+    CHECK_THROWS_AS(run(p), gpu::Error);
+  }
+  gpu::set_emulator_options(before);
+  CHECK_NOTHROW(run(p));
+}

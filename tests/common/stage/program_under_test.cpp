@@ -1,0 +1,177 @@
+#include "tests/common/stage/program_under_test.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <stdexcept>
+
+#include "common/attention/reference.hpp"
+#include "common/gpu/device.hpp"
+#include "common/stage/ladder.hpp"
+
+namespace stage_test {
+namespace {
+
+/// Sends a file descriptor to a temporary file until `take`.
+class Caught {
+ public:
+  explicit Caught(int descriptor) : descriptor_(descriptor), saved_(::dup(descriptor)), file_(std::tmpfile()) {
+    if (saved_ < 0 || !file_ || ::dup2(::fileno(file_), descriptor_) < 0)
+      throw std::runtime_error("cannot catch output");
+  }
+  std::string take() {
+    ::dup2(saved_, descriptor_);
+    ::close(saved_);
+    std::string text;
+    std::rewind(file_);
+    for (int c; (c = std::fgetc(file_)) != EOF;) text += static_cast<char>(c);
+    std::fclose(file_);
+    return text;
+  }
+
+ private:
+  int descriptor_, saved_;
+  std::FILE* file_;
+};
+
+Outcome caught(const std::string& name, const std::vector<std::string>& arguments,
+               const std::function<int(int, const char* const*)>& program) {
+  std::vector<const char*> argv = {name.c_str()};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  const int argc = static_cast<int>(argv.size());
+  argv.push_back(nullptr);
+
+  std::cout.flush();
+  std::fflush(nullptr);
+  Caught out(STDOUT_FILENO), err(STDERR_FILENO);
+  Outcome outcome;
+  outcome.code = program(argc, argv.data());
+  std::fflush(nullptr);
+  outcome.err = err.take();
+  outcome.out = out.take();
+  return outcome;
+}
+
+/// Plain attention on host arrays that the arguments point to.
+void attend(const attention::ForwardArgs<float>& a) {
+  attention::Problem p;
+  p.batch = a.batch;
+  p.heads_q = a.heads_q;
+  p.heads_kv = a.heads_kv;
+  p.seqlen_q = a.seqlen_q;
+  p.seqlen_kv = a.seqlen_kv;
+  p.head_dim = a.head_dim;
+  p.mask = a.mask;
+  p.softmax_scale = a.softmax_scale;
+  const auto size = [](std::int64_t elements) { return static_cast<std::size_t>(elements); };
+  const auto plain = attention::plain_forward_f32(p, {a.q_gmem, size(p.elements_q())}, {a.k_gmem, size(p.elements_k())},
+                                                  {a.v_gmem, size(p.elements_v())});
+  std::copy(plain.o.begin(), plain.o.end(), a.o_gmem);
+  std::copy(plain.lse.begin(), plain.lse.end(), a.lse_gmem);
+}
+
+}  // namespace
+
+Outcome run(const stage::Chapter& chapter, const std::vector<std::string>& arguments) {
+  return caught(chapter.name, arguments,
+                [&](int argc, const char* const* argv) { return stage::run(argc, argv, chapter); });
+}
+
+Outcome run_ladder(const std::vector<std::string>& arguments) { return caught("ladder", arguments, stage::ladder); }
+
+stage::ForwardKernel host_kernel(const std::string& name) {
+  stage::ForwardKernel kernel;
+  kernel.name = name;
+  kernel.summary = "plain attention on the host";
+  kernel.memory = stage::Memory::host;
+  kernel.run = [](const attention::ForwardArgs<float>& args, void*) { attend(args); };
+  return kernel;
+}
+
+stage::ForwardKernel device_kernel(const std::string& name) {
+  stage::ForwardKernel kernel;
+  kernel.name = name;
+  kernel.summary = "plain attention, copied to the device";
+  kernel.traffic = [](const attention::Problem&) { return attention::Traffic{}; };
+  kernel.run = [](const attention::ForwardArgs<float>& args, void*) {
+    const std::size_t q_size = static_cast<std::size_t>(args.batch * args.q_strides.batch);
+    const std::size_t kv_size = static_cast<std::size_t>(args.batch * args.k_strides.batch);
+    const std::size_t lse_size = static_cast<std::size_t>(args.batch * args.heads_q * args.seqlen_q);
+    std::vector<float> q(q_size), k(kv_size), v(kv_size), o(q_size), lse(lse_size);
+    gpu::copy_to_host(q.data(), args.q_gmem, q_size * sizeof(float));
+    gpu::copy_to_host(k.data(), args.k_gmem, kv_size * sizeof(float));
+    gpu::copy_to_host(v.data(), args.v_gmem, kv_size * sizeof(float));
+    attention::ForwardArgs<float> host = args;
+    host.q_gmem = q.data();
+    host.k_gmem = k.data();
+    host.v_gmem = v.data();
+    host.o_gmem = o.data();
+    host.lse_gmem = lse.data();
+    attend(host);
+    gpu::copy_to_device(args.o_gmem, o.data(), q_size * sizeof(float));
+    gpu::copy_to_device(args.lse_gmem, lse.data(), lse_size * sizeof(float));
+  };
+  return kernel;
+}
+
+stage::ForwardKernel damaged(stage::ForwardKernel kernel,
+                             std::function<void(const attention::ForwardArgs<float>&)> damage) {
+  kernel.run = [run = kernel.run, damage](const attention::ForwardArgs<float>& args, void* workspace) {
+    run(args, workspace);
+    damage(args);
+  };
+  return kernel;
+}
+
+stage::Chapter chapter_with(std::vector<stage::ForwardKernel> kernels) {
+  stage::Chapter chapter;
+  chapter.number = "07";
+  chapter.name = "testing";
+  chapter.idea = "A chapter that exists only here.";
+  chapter.gpu_problem.heads_q = 4;
+  chapter.gpu_problem.heads_kv = 2;
+  chapter.gpu_problem.seqlen_q = 9;
+  chapter.gpu_problem.seqlen_kv = 12;
+  chapter.gpu_problem.head_dim = 32;
+  chapter.emulator_problem = chapter.gpu_problem;
+  chapter.forward = std::move(kernels);
+  return chapter;
+}
+
+std::size_t lines(const std::string& text) {
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+TemporaryFolder::TemporaryFolder() {
+  std::string name = (std::filesystem::temp_directory_path() / "stage_test_XXXXXX").string();
+  if (!::mkdtemp(name.data())) throw std::runtime_error("cannot make a temporary folder");
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::vector<std::string> TemporaryFolder::names() const {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(path_))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+}  // namespace stage_test

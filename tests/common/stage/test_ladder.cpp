@@ -1,0 +1,126 @@
+/// \file
+/// The ladder on results as chapters write them, and on files that are none.
+
+#include <nlohmann/json.hpp>
+
+#include "common/stage/json.hpp"
+#include "tests/catch.hpp"
+#include "tests/common/stage/program_under_test.hpp"
+
+namespace {
+
+using namespace stage_test;
+
+stage::Results step(const std::string& number, const std::string& name, int seqlen, double bytes) {
+  stage::Results results;
+  results.chapter_number = number;
+  results.chapter_name = name;
+  results.machine.name = "emulator";
+  results.machine.emulated = true;
+  attention::Problem p;
+  p.seqlen_q = p.seqlen_kv = seqlen;
+  p.head_dim = 64;
+  results.problem = p;
+  stage::Row row;
+  row.kernel = name + "_kernel";
+  row.verdict = "right";
+  row.bytes_counted = bytes;
+  results.rows = {row};
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("The ladder tables several chapters", "[stage]") {
+  TemporaryFolder folder;
+  stage::Results none = step("00", "first_kernel", 1, 1);
+  none.problem.reset();
+  none.rows.clear();
+  write(folder.file("0"), stage::to_json(none));
+  write(folder.file("1"), stage::to_json(step("02", "naive_gpu", 100, 8000)));
+  write(folder.file("2"), stage::to_json(step("04", "sram_tiling", 100, 2000)));
+  write(folder.file("3"), stage::to_json(step("05", "warp_shuffle", 200, 1000)));
+  const Outcome outcome = run_ladder({folder.file("0"), folder.file("1"), folder.file("2"), folder.file("3")});
+  CHECK(outcome.code == 0);
+  CHECK(outcome.err == "");
+  CHECK_THAT(outcome.out, ContainsText("02 naive_gpu"));
+  CHECK_THAT(outcome.out, ContainsText("8,000"));
+  CHECK_THAT(outcome.out, ContainsText("4.00x"));
+  CHECK_THAT(outcome.out, ContainsText("seqlen 200/200"));
+  CHECK(outcome.out.find("2.00x") == std::string::npos);  // another problem
+  CHECK(outcome.out.find("first_kernel") == std::string::npos);
+}
+
+TEST_CASE("The ladder reads what a program writes", "[stage]") {
+  TemporaryFolder folder;
+  CHECK(run(chapter_with({device_kernel("copied")}), {"--json", folder.file("a")}).code == 0);
+  const Outcome outcome = run_ladder({folder.file("a")});
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, ContainsText("07 testing"));
+  CHECK_THAT(outcome.out, ContainsText("copied"));
+}
+
+TEST_CASE("The ladder compares times where there are some", "[stage]") {
+  TemporaryFolder folder;
+  auto slow = step("02", "naive_gpu", 100, 8000), fast = step("04", "sram_tiling", 100, 2000);
+  slow.rows[0].seconds = 3e-3;
+  fast.rows[0].seconds = 1e-3;
+  slow.rows[0].flops = fast.rows[0].flops = 1e9;
+  write(folder.file("1"), stage::to_json(slow));
+  write(folder.file("2"), stage::to_json(fast));
+  const Outcome outcome = run_ladder({folder.file("1"), folder.file("2")});
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, ContainsText("3.00x"));
+  CHECK_THAT(outcome.out, ContainsText("TFLOP/s"));
+}
+
+TEST_CASE("The ladder refuses what holds no results", "[stage]") {
+  TemporaryFolder folder;
+  const std::string good = stage::to_json(step("02", "naive_gpu", 100, 8000));
+  const auto check_refused = [&](const std::vector<std::string>& arguments, const std::string& sentence) {
+    const Outcome outcome = run_ladder(arguments);
+    CHECK(outcome.code == 2);
+    CHECK(outcome.out == "");
+    CHECK(lines(outcome.err) == 1);
+    CHECK_THAT(outcome.err, ContainsText("ladder: "));
+    CHECK_THAT(outcome.err, ContainsText(sentence));
+    CHECK_THAT(outcome.err, ContainsText("allowed: "));
+  };
+  write(folder.file("good"), good);
+  check_refused({}, "no file given");
+  check_refused({"--fast"}, "unknown argument '--fast'");
+  check_refused({folder.file("good"), folder.file("absent")}, "absent' cannot be read");
+  check_refused({folder.file("")}, "cannot be read");
+
+  int tried = 0;
+  const auto check_malformed = [&](const std::string& text) {
+    const std::string path = folder.file("bad");
+    write(path, text);
+    CAPTURE(text);
+    check_refused({folder.file("good"), path}, "holds no results of a chapter");
+    ++tried;
+  };
+  check_malformed("");
+  check_malformed("{");
+  check_malformed("[]");
+  check_malformed("3");
+  check_malformed("not\njson");
+  check_malformed(good.substr(0, good.size() / 2));
+  const auto json = nlohmann::json::parse(good);
+  for (const auto& [key, value] : json.items()) {
+    if (key == "seed" || key == "right" || key == "figures" || key == "tables") continue;  // not the ladder's business
+    auto without = json;
+    without.erase(key);
+    check_malformed(without.dump());
+    auto other = json;
+    other[key] = "text";
+    check_malformed(other.dump());
+  }
+  auto other_row = json;
+  other_row["rows"][0]["seconds"] = "fast";
+  check_malformed(other_row.dump());
+  other_row = json;
+  other_row["format"] = 2;
+  check_malformed(other_row.dump());
+  CHECK(tried == 18);
+}

@@ -1,0 +1,118 @@
+/// \file
+/// What the suite asks of a kernel in each case.
+
+#include "tests/common/suite/forward_suite.hpp"
+
+#include <exception>
+#include <map>
+#include <memory>
+
+#include "common/attention/accuracy.hpp"
+#include "common/gpu/device.hpp"
+#include "common/gpu/emulation.hpp"
+#include "tests/common/suite/guarded_run.hpp"
+
+namespace suite {
+namespace {
+
+/// Inputs of a case and what they are judged by. Kept from kernel to kernel.
+struct Prepared {
+  attention::Inputs inputs;
+  attention::ForwardYardstick yardstick;
+};
+
+std::shared_ptr<const Prepared> prepare(const SuiteCase& c) {
+  constexpr std::size_t kMostBytes = std::size_t{512} << 20;
+  static std::map<std::string, std::shared_ptr<const Prepared>> kept;
+  static std::size_t kept_bytes = 0;
+  std::shared_ptr<const Prepared>& entry = kept[c.describe()];
+  if (entry) return entry;
+  attention::Inputs inputs = attention::make_inputs(c.problem, c.inputs, c.seed);
+  attention::ForwardYardstick yardstick = attention::make_forward_yardstick(c.problem, inputs.q, inputs.k, inputs.v);
+  const std::size_t bytes = sizeof(float) * (inputs.q.size() + inputs.k.size() + inputs.v.size()) +
+                            sizeof(double) * (yardstick.reference.o.size() + yardstick.reference.lse.size());
+  auto prepared = std::make_shared<const Prepared>(Prepared{std::move(inputs), std::move(yardstick)});
+  if (kept_bytes + bytes > kMostBytes) {
+    kept.clear();
+    kept_bytes = 0;
+    return prepared;
+  }
+  kept_bytes += bytes;
+  return entry = prepared;
+}
+
+std::string delivery_name(gpu::Delivery delivery) {
+  return delivery == gpu::Delivery::on_wait ? "copies landing when waited for" : "copies landing at once";
+}
+
+}  // namespace
+
+Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c) {
+  Failures failures;
+  const auto add = [&](const Failures& sentences, const std::string& when) {
+    for (const std::string& sentence : sentences) {
+      failures.push_back(kernel.name + ", " + c.describe() + (when.empty() ? "" : ", " + when) + ": " + sentence);
+    }
+  };
+  try {
+    const std::shared_ptr<const Prepared> prepared = prepare(c);
+    GuardedRun run(kernel, c.problem, prepared->inputs);
+    add(run.launch(), "");
+    if (!failures.empty()) return failures;
+    const attention::Verdict verdict =
+        attention::judge_forward(c.problem, prepared->inputs.v, run.o(), run.lse(), prepared->yardstick);
+    if (!verdict.right) add({verdict.sentence}, "");
+    if (!failures.empty()) return failures;
+
+    const std::vector<float> o = run.o(), lse = run.lse();
+    const auto launch_again = [&](const std::string& when) {
+      add(run.launch(), when);
+      if (failures.empty() && !(same_bits(run.o(), o) && same_bits(run.lse(), lse))) {
+        add({"O or LSE differs from the first launch"}, when);
+      }
+    };
+    if (c.repeat) launch_again("second launch");
+    if (c.reschedule && gpu::device().emulated && kernel.memory == stage::Memory::device) {
+      for (const std::uint64_t seed : {0, 1, 2})
+        for (const gpu::Delivery delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately}) {
+          const ScheduleScope schedule(seed, delivery);
+          launch_again("schedule seed " + std::to_string(seed) + ", " + delivery_name(delivery));
+          if (!failures.empty()) return failures;
+        }
+    }
+  } catch (const std::exception& error) {
+    add({error.what()}, "");
+  }
+  return failures;
+}
+
+Failures refusal_failures(const stage::ForwardKernel& kernel) {
+  SuiteCase c;
+  c.problem = {.heads_q = 2, .heads_kv = 1, .seqlen_q = 5, .seqlen_kv = 9, .head_dim = 48};
+  const std::size_t memory_before = gpu::memory_in_use();
+  try {
+    kernel.require(c.problem);
+  } catch (const stage::Refused& refused) {
+    const std::string sentence = refused.what();
+    Failures failures;
+    if (sentence.find(kernel.name) == std::string::npos || sentence.find("48") == std::string::npos) {
+      failures.push_back(kernel.name + ": the refusal of head_dim 48 names neither kernel nor value: " + sentence);
+    }
+    if (gpu::memory_in_use() != memory_before) failures.push_back(kernel.name + ": a refusal kept device memory");
+    return failures;
+  } catch (const std::exception& error) {
+    return {kernel.name + ": head_dim 48 was refused by another type than stage::Refused: " + error.what()};
+  }
+  return case_failures(kernel, c);
+}
+
+Failures forward_suite_failures(const stage::ForwardKernel& kernel, Depth depth, std::size_t stop_after) {
+  Failures failures = refusal_failures(kernel);
+  for (const SuiteCase& c : forward_cases(depth)) {
+    if (failures.size() >= stop_after) break;
+    for (std::string& sentence : case_failures(kernel, c)) failures.push_back(std::move(sentence));
+  }
+  return failures;
+}
+
+}  // namespace suite

@@ -1,0 +1,91 @@
+#pragma once
+/// \file
+/// The suite that every forward kernel of the book must pass.
+///
+/// A case is a problem with its layout and inputs. The cases are a covering array: every two values of any two axes
+/// (lengths, mask, head ratio, batch, head_dim, layout, inputs, scale) occur together in some case, without the full
+/// product. What is asked of a kernel in each case is written at `case_failures`.
+///
+/// The functions return what went wrong as sentences, so that a test can also show that the suite catches broken
+/// kernels (tests/common/suite_can_fail). `forward_tests.hpp` turns them into Catch2 tests.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/attention/inputs.hpp"
+#include "common/attention/problem.hpp"
+#include "common/stage/kernel.hpp"
+
+namespace suite {
+
+/// How much is run.
+enum class Depth {
+  checking,  ///< the checking build of the emulator: a covering array over fewer and smaller lengths, one schedule
+  plain,     ///< the plain emulator and kernels on the host: a covering array, small enough for seconds on two cores
+  product,   ///< a GPU: all lengths × masks × head ratios × head_dims; the other axes take turns
+};
+
+/// What fits the machine that the test runs on. Kernels on the host never get Depth::product.
+Depth depth_for(const stage::ForwardKernel& kernel);
+
+/// How the arrays of a case lie in memory. Gaps hold NaN in Q, K, V and must stay untouched in O.
+enum class Layout {
+  dense,               ///< [batch, seqlen, heads, head_dim]
+  heads_first,         ///< stored [batch, heads, seqlen, head_dim], seen through transposed strides
+  fused_projection,    ///< Q, K, V rows stand side by side in one wide row; O rows have a gap after the last head
+  k_every_second_row,  ///< K is every second row of a buffer of double length, V is dense
+};
+
+/// "dense", "heads first", …
+std::string name(Layout layout);
+
+/// Sets the strides of a problem whose sizes are given.
+void apply_layout(attention::Problem& p, Layout layout);
+
+/// One case of the suite.
+struct SuiteCase {
+  attention::Problem problem;  ///< with its strides
+  attention::InputKind inputs = attention::InputKind::normal;
+  Layout layout = Layout::dense;
+  std::uint64_t seed = 1;   ///< of the inputs
+  bool repeat = true;       ///< launch twice and compare the bits
+  bool reschedule = false;  ///< emulator: also schedule seeds 0, 1, 2 with both deliveries of asynchronous copies
+  std::string describe() const;
+};
+
+/// The cases, always the same ones in the same order.
+std::vector<SuiteCase> forward_cases(Depth depth);
+
+/// Rows of values of the axes with the given sizes such that every pair of values of two axes occurs in a row.
+///
+/// `allowed` is asked about rows in which −1 stands for "not chosen yet"; it must say yes if some completion is
+/// allowed. Pairs that no allowed row can hold are left out. Greedy and deterministic.
+std::vector<std::vector<int>> covering_array(const std::vector<int>& sizes,
+                                             const std::function<bool(const std::vector<int>&)>& allowed);
+
+/// Sentences that say what went wrong, each with the problem; empty if nothing did.
+using Failures = std::vector<std::string>;
+
+/// Runs a kernel on a case. It must
+///  - take it (`require` must not refuse);
+///  - be right by the accuracy rule in O and LSE, with O, LSE and the workspace poisoned before each launch, and with
+///  NaN
+///    before and after Q, K and V and in their gaps;
+///  - leave the guard bands round O, LSE and the workspace, and the gaps in O, as they were;
+///  - give the same bits in a second launch and, on the emulator, under other schedules and deliveries (some cases);
+///  - move exactly the bytes that its `traffic` predicts (checking build).
+Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c);
+
+/// A head_dim of 48 is either refused by `require` with stage::Refused, naming the value and touching nothing, or
+/// computed rightly.
+Failures refusal_failures(const stage::ForwardKernel& kernel);
+
+/// All cases of a depth and the refusals, until `stop_after` failures have been found.
+Failures forward_suite_failures(const stage::ForwardKernel& kernel, Depth depth,
+                                std::size_t stop_after = std::numeric_limits<std::size_t>::max());
+
+}  // namespace suite

@@ -1,0 +1,514 @@
+/// \file
+/// The hard cases of the forward pass. Inputs and values are stated where they are used.
+
+#include "tests/common/suite/hard_cases.hpp"
+
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+#include "common/attention/accuracy.hpp"
+#include "common/attention/inputs.hpp"
+#include "common/gpu/device.hpp"
+#include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/reserved_memory.hpp"
+
+namespace suite {
+namespace {
+
+using attention::Inputs;
+using attention::Mask;
+using attention::Problem;
+using attention::Strides;
+using stage::ForwardKernel;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// A value for each (batch entry, position, head, column).
+using Fill = std::function<float(int b, int position, int head, int column)>;
+
+float zero(int, int, int, int) { return 0; }
+float one(int, int, int, int) { return 1; }
+/// Key j is the unit vector e_j: O shows the weight of each key.
+float one_hot(int, int position, int, int column) { return position == column ? 1.0f : 0.0f; }
+
+std::vector<float> filled(int batch, int seqlen, int heads, int head_dim, const Fill& fill) {
+  std::vector<float> values;
+  values.reserve(static_cast<std::size_t>(batch) * seqlen * heads * head_dim);
+  for (int b = 0; b < batch; ++b)
+    for (int i = 0; i < seqlen; ++i)
+      for (int h = 0; h < heads; ++h)
+        for (int c = 0; c < head_dim; ++c) values.push_back(fill(b, i, h, c));
+  return values;
+}
+
+/// Dense inputs.
+Inputs make(const Problem& p, const Fill& q, const Fill& k, const Fill& v) {
+  return {filled(p.batch, p.seqlen_q, p.heads_q, p.head_dim, q),
+          filled(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim, k),
+          filled(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim, v)};
+}
+
+/// The smallest head_dim from `at_least` on that the kernel takes.
+int embedding_head_dim(const ForwardKernel& kernel, int at_least) {
+  for (const int head_dim : {32, 64, 128, 256}) {
+    if (head_dim < at_least) continue;
+    try {
+      kernel.require({.seqlen_q = 1, .seqlen_kv = 1, .head_dim = head_dim});
+      return head_dim;
+    } catch (const stage::Refused&) {
+    }
+  }
+  throw std::runtime_error("the kernel takes no head_dim of at least " + std::to_string(at_least));
+}
+
+bool takes(const ForwardKernel& kernel, const Problem& p) {
+  try {
+    kernel.require(p);
+    return true;
+  } catch (const stage::Refused&) {
+    return false;
+  }
+}
+
+/// Collects what went wrong in a case.
+class Trial {
+ public:
+  Trial(const char* id, const ForwardKernel& kernel) : kernel_(kernel), prefix_(std::string(id) + ", " + kernel.name) {}
+
+  void expect(bool holds, const std::string& sentence) {
+    if (!holds) failures.push_back(prefix_ + ": " + sentence);
+  }
+
+  void near(double actual, double expected, double tolerance, const std::string& what) {
+    // Written so that a NaN fails.
+    if (actual == expected || std::abs(actual - expected) <= tolerance) return;
+    expect(false, what + " is " + std::to_string(actual) + ", right is " + std::to_string(expected));
+  }
+
+  /// Runs the kernel on a problem; null if that failed.
+  std::unique_ptr<GuardedRun> run(const Problem& p, const Inputs& inputs) {
+    try {
+      auto run = std::make_unique<GuardedRun>(kernel_, p, inputs);
+      const Failures complaints = run->launch();
+      for (const std::string& sentence : complaints) expect(false, p.describe() + ": " + sentence);
+      return complaints.empty() ? std::move(run) : nullptr;
+    } catch (const std::exception& error) {
+      expect(false, p.describe() + ": " + error.what());
+      return nullptr;
+    }
+  }
+
+  /// As run, and judges O and LSE by the accuracy rule.
+  std::unique_ptr<GuardedRun> run_and_judge(const Problem& p, const Inputs& inputs) {
+    auto result = run(p, inputs);
+    if (!result) return result;
+    const attention::Verdict verdict =
+        attention::judge_forward(p, inputs.q, inputs.k, inputs.v, result->o(), result->lse());
+    expect(verdict.right, p.describe() + ": " + verdict.sentence);
+    return result;
+  }
+
+  /// With Q = 0 and one-hot V: the query sees exactly the keys begin ≤ j < end.
+  void expect_visible(const GuardedRun& run, const Problem& p, int query, int begin, int end) {
+    for (int key = 0; key < p.seqlen_kv; ++key) {
+      const double weight = key >= begin && key < end ? 1.0 / (end - begin) : 0.0;
+      near(run.o(0, query, 0, key), weight, 1e-6,
+           p.describe() + ": weight of key " + std::to_string(key) + " for query " + std::to_string(query));
+    }
+  }
+
+  Failures failures;
+
+ private:
+  const ForwardKernel& kernel_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+Failures c01_empty_rows(const ForwardKernel& kernel) {
+  Trial trial("C01", kernel);
+  const int d = embedding_head_dim(kernel, 1);
+  {
+    const Problem p{.seqlen_q = 5, .seqlen_kv = 2, .head_dim = d, .mask = Mask::causal()};
+    const auto v = [](int, int key, int, int) { return key == 0 ? 1.0f : 3.0f; };
+    if (const auto run = trial.run(p, make(p, zero, one, v))) {
+      const double o[] = {0, 0, 0, 1, 2};
+      const double lse[] = {-kInfinity, -kInfinity, -kInfinity, 0, 0.693147};
+      for (int i = 0; i < 5; ++i) {
+        trial.near(run->o(0, i, 0, d - 1), o[i], i < 3 ? 0 : 1e-6, "O of query " + std::to_string(i));
+        trial.near(run->lse(0, i, 0), lse[i], i < 3 ? 0 : 1e-6, "LSE of query " + std::to_string(i));
+      }
+    }
+  }
+  {
+    const Problem p{.seqlen_q = 46, .seqlen_kv = 32, .head_dim = d, .mask = Mask::causal()};
+    if (const auto run = trial.run_and_judge(p, attention::make_inputs(p, attention::InputKind::normal, 1))) {
+      for (int i = 0; i < 14; ++i) {
+        trial.near(run->lse(0, i, 0), -kInfinity, 0, "LSE of the empty row " + std::to_string(i));
+        for (int c = 0; c < d; ++c) trial.near(run->o(0, i, 0, c), 0, 0, "O of the empty row " + std::to_string(i));
+      }
+    }
+  }
+  return trial.failures;
+}
+
+Failures c03_causal_alignment(const ForwardKernel& kernel) {
+  Trial trial("C03", kernel);
+  const int d = embedding_head_dim(kernel, 8);
+  struct Lengths {
+    int q, kv;
+  };
+  // (1, 8): the only query sees all 8 keys; (2, 5): 4 and 5 keys; (3, 3): 1, 2, 3 keys.
+  for (const Lengths n : {Lengths{1, 8}, Lengths{2, 5}, Lengths{3, 3}}) {
+    const Problem p{.seqlen_q = n.q, .seqlen_kv = n.kv, .head_dim = d, .mask = Mask::causal()};
+    if (const auto run = trial.run(p, make(p, zero, one, one_hot))) {
+      for (int i = 0; i < n.q; ++i) trial.expect_visible(*run, p, i, 0, n.kv - n.q + i + 1);
+    }
+  }
+  return trial.failures;
+}
+
+Failures c05_window_edges(const ForwardKernel& kernel) {
+  Trial trial("C05", kernel);
+  const int d = embedding_head_dim(kernel, 4);
+  for (const int left : {1, 2}) {
+    // left = 1: 1, 2, 2, 2 keys; left = 2: 1, 2, 3, 3 keys.
+    const Problem p{.seqlen_q = 4, .seqlen_kv = 4, .head_dim = d, .mask = Mask::window(left, 0)};
+    if (const auto run = trial.run(p, make(p, zero, one, one_hot))) {
+      for (int i = 0; i < 4; ++i) trial.expect_visible(*run, p, i, std::max(0, i - left), i + 1);
+    }
+  }
+  {
+    // A window over all keys before the diagonal is the causal mask.
+    Problem p{.seqlen_q = 40, .seqlen_kv = 40, .head_dim = d, .mask = Mask::window(39, 0)};
+    const Inputs inputs = attention::make_inputs(p, attention::InputKind::normal, 5);
+    const auto window = trial.run_and_judge(p, inputs);
+    p.mask = Mask::causal();
+    const auto causal = trial.run_and_judge(p, inputs);
+    if (window && causal) {
+      for (std::size_t i = 0; i < causal->o().size(); ++i) {
+        trial.near(window->o()[i], causal->o()[i], 1e-4, "O with the window at element " + std::to_string(i));
+      }
+    }
+  }
+  {
+    // The diagonal of query 0 stands at key 64 − 129 = −65: with 64 to its right it sees nothing, query 1 sees key 0.
+    const int wide = embedding_head_dim(kernel, 64);
+    const Problem p{.seqlen_q = 129, .seqlen_kv = 64, .head_dim = wide, .mask = Mask::window(32, 64)};
+    if (const auto run = trial.run(p, make(p, zero, one, one_hot))) {
+      trial.near(run->lse(0, 0, 0), -kInfinity, 0, "LSE of query 0");
+      trial.expect_visible(*run, p, 0, 0, 0);
+      trial.expect_visible(*run, p, 1, 0, 1);
+      for (int i = 1; i < p.seqlen_q; ++i) {
+        trial.expect(std::isfinite(run->lse(0, i, 0)), "query " + std::to_string(i) + " should see a key");
+      }
+    }
+  }
+  return trial.failures;
+}
+
+Failures c06_padding_keys(const ForwardKernel& kernel) {
+  Trial trial("C06", kernel);
+  const auto check = [&](int heads, int columns, int n, double tolerance) {
+    const int d = embedding_head_dim(kernel, columns);
+    const Problem p{.heads_q = heads, .heads_kv = heads, .seqlen_q = n, .seqlen_kv = n, .head_dim = d};
+    const auto v = [&](int, int, int, int column) { return column < columns ? 1.0f : 0.0f; };
+    if (const auto run = trial.run(p, make(p, zero, one, v))) {
+      for (int h = 0; h < heads; ++h)
+        for (int i = 0; i < n; ++i)
+          for (int c = 0; c < d; ++c) {
+            trial.near(run->o(0, i, h, c), c < columns ? 1 : 0, tolerance,
+                       p.describe() + ": O of query " + std::to_string(i));
+            if (trial.failures.size() > 3) return;
+          }
+    }
+  };
+  check(4, 128, 64, 0);
+  check(4, 128, 1, 0);
+  // 1/192 is no binary fraction: a kernel that normalises P before it multiplies by V sums 192 rounded terms.
+  check(8, 16, 192, 192 * 0x1p-24);
+  return trial.failures;
+}
+
+Failures c08_very_low_scores(const ForwardKernel& kernel) {
+  Trial trial("C08", kernel);
+  const int d = embedding_head_dim(kernel, 1);
+  // Raw scores of −200000 times 1/√128, the scale of the embedded head.
+  const Problem p{.seqlen_q = 1, .seqlen_kv = 4, .head_dim = d, .softmax_scale = 1 / std::sqrt(128.0f)};
+  const auto q = [](int, int, int, int column) { return column == 0 ? 400.0f : 0.0f; };
+  const auto k = [](int, int, int, int column) { return column == 0 ? -500.0f : 0.0f; };
+  const auto v = [](int, int key, int, int) { return static_cast<float>(key + 1); };
+  if (const auto run = trial.run(p, make(p, q, k, v))) {
+    trial.near(run->o(0, 0, 0, 0), 2.5, 1e-6, "O");
+    // fp32 numbers of this size are 2⁻⁹ apart.
+    trial.near(run->lse(0, 0, 0), -17676.283, 2 * 0x1p-9, "LSE");
+  }
+  return trial.failures;
+}
+
+Failures c10_64_bit_offsets(const ForwardKernel& kernel) {
+  Trial trial("C10", kernel);
+  // 400 · 4 · 10496 · 128 elements pass 2³¹; 1600 · 16 · 729 · 72 elements do not, but their bytes do.
+  trial.expect(attention::contiguous_strides(10496, 4, 128).offset(399, 10495, 3) == 2149580800 - 128,
+               "the last row of batch 400 has a wrong offset");
+  trial.expect(attention::contiguous_strides(729, 16, 72).offset(1599, 728, 15) == 1343692800 - 72,
+               "the last row of batch 1600 has a wrong offset");
+
+  // Sizes computed in 32 bits would shrink somewhere on the way up.
+  std::size_t workspace_before = 0;
+  double traffic_before = 0;
+  for (const int batch : {1, 25, 50, 100, 200, 400, 800, 1600}) {
+    const Problem p{
+        .batch = batch, .heads_q = 4, .heads_kv = 4, .seqlen_q = 10496, .seqlen_kv = 10496, .head_dim = 128};
+    const std::size_t workspace = kernel.workspace_bytes(p);
+    trial.expect(workspace >= workspace_before, "the workspace shrinks at batch " + std::to_string(batch));
+    workspace_before = workspace;
+    if (!kernel.traffic) continue;
+    const double traffic = kernel.traffic(p).total();
+    trial.expect(traffic > traffic_before, "the predicted traffic shrinks at batch " + std::to_string(batch));
+    traffic_before = traffic;
+  }
+
+  // 2³² + 64: cut to 32 bits, signed or not, it lands in the same array, where NaN stands.
+  constexpr std::int64_t kFar = (std::int64_t{1} << 32) + 64;
+  constexpr std::size_t kNearElements = 4096;
+  ReservedMemory memory(kernel.memory, 4 * kNearElements + kFar);
+  if (!memory.available()) return trial.failures;
+
+  const int d = embedding_head_dim(kernel, 32);
+  enum class Far { batch, seq, head };
+  for (const Far far : {Far::batch, Far::seq, Far::head}) {
+    Problem dense{.seqlen_q = 2, .seqlen_kv = 2, .head_dim = d};
+    Strides strides{512, 256, d, 1};
+    const char* which = "batch";
+    if (far == Far::batch) dense.batch = 2, strides.batch = kFar;
+    if (far == Far::seq) strides.seq = kFar, which = "seq";
+    if (far == Far::head) dense.heads_q = dense.heads_kv = 2, strides.head = kFar, which = "head";
+    Problem p = dense;
+    p.q_strides = p.k_strides = p.v_strides = p.o_strides = strides;
+
+    const Inputs inputs = attention::make_inputs(dense, attention::InputKind::normal, 10);
+    const std::vector<float> nan(kNearElements, std::numeric_limits<float>::quiet_NaN());
+    const auto each_row = [&](auto&& visit) {
+      for (int b = 0; b < dense.batch; ++b)
+        for (int i = 0; i < 2; ++i)
+          for (int h = 0; h < dense.heads_q; ++h) visit(dense.strides_q().offset(b, i, h), strides.offset(b, i, h));
+    };
+    const auto place = [&](std::size_t base, const std::vector<float>& values) {
+      memory.write(base, nan);
+      each_row([&](std::int64_t from, std::int64_t to) {
+        memory.write(base + static_cast<std::size_t>(to), std::span(values).subspan(static_cast<std::size_t>(from), d));
+      });
+    };
+    place(0, inputs.q);
+    place(kNearElements, inputs.k);
+    place(2 * kNearElements, inputs.v);
+    const std::size_t o_base = 3 * kNearElements;
+    place(o_base, std::vector<float>(inputs.q.size(), std::numeric_limits<float>::quiet_NaN()));
+
+    // `require` may refuse arrays of this length for want of memory; they have it here, so the kernel is run without.
+    std::vector<float> lse;
+    try {
+      lse = memory.run(kernel, p, 0, kNearElements, 2 * kNearElements, o_base);
+    } catch (const std::exception& error) {
+      trial.expect(false, std::string("a far ") + which + " stride: " + error.what());
+      continue;
+    }
+    std::vector<float> o(inputs.q.size());
+    each_row([&](std::int64_t to, std::int64_t from) {
+      memory.read(o_base + static_cast<std::size_t>(from), std::span(o).subspan(static_cast<std::size_t>(to), d));
+    });
+    const attention::Verdict verdict = attention::judge_forward(dense, inputs.q, inputs.k, inputs.v, o, lse);
+    trial.expect(verdict.right, std::string("a far ") + which + " stride: " + verdict.sentence);
+  }
+  return trial.failures;
+}
+
+Failures c12_65536_blocks(const ForwardKernel& kernel) {
+  Trial trial("C12", kernel);
+  if (gpu::device().checked) return {};
+  constexpr int kMany = 65536;
+  const int d = embedding_head_dim(kernel, 16);
+  const auto check = [&](const Problem& p) {
+    if (!takes(kernel, p)) return;
+    // The average of four keys' values, which differ from batch entry to batch entry.
+    const auto v = [](int b, int key, int, int) { return static_cast<float>(b % 1000 + key); };
+    const auto run = trial.run(p, make(p, zero, one, v));
+    if (!run) return;
+    for (int b = 0; b < p.batch; ++b)
+      for (int h = 0; h < p.heads_q; ++h) {
+        trial.near(run->o(b, 0, h, 15), b % 1000 + 1.5, 1e-3,
+                   p.describe() + ": O of batch " + std::to_string(b) + ", head " + std::to_string(h));
+        if (!trial.failures.empty()) return;
+      }
+  };
+  check({.batch = kMany, .seqlen_q = 1, .seqlen_kv = 4, .head_dim = d});
+  check({.heads_q = kMany, .heads_kv = 1, .seqlen_q = 1, .seqlen_kv = 4, .head_dim = d});
+  return trial.failures;
+}
+
+Failures c16_zero_lengths(const ForwardKernel& kernel) {
+  Trial trial("C16", kernel);
+  const int d = embedding_head_dim(kernel, 32);
+  for (const Mask mask : {Mask::none(), Mask::causal()}) {
+    const Problem no_keys{
+        .batch = 2, .heads_q = 4, .heads_kv = 1, .seqlen_q = 3, .seqlen_kv = 0, .head_dim = d, .mask = mask};
+    if (const auto run = trial.run(no_keys, make(no_keys, one, one, one))) {
+      for (const float o : run->o()) trial.near(o, 0, 0, "O without keys");
+      for (const float lse : run->lse()) trial.near(lse, -kInfinity, 0, "LSE without keys");
+    }
+    const Problem no_queries{
+        .batch = 2, .heads_q = 4, .heads_kv = 1, .seqlen_q = 0, .seqlen_kv = 3, .head_dim = d, .mask = mask};
+    trial.run(no_queries, make(no_queries, one, one, one));
+  }
+  return trial.failures;
+}
+
+Failures c18_strides(const ForwardKernel& kernel) {
+  Trial trial("C18", kernel);
+  const Problem dense{.batch = 2,
+                      .heads_q = 4,
+                      .heads_kv = 2,
+                      .seqlen_q = 33,
+                      .seqlen_kv = 65,
+                      .head_dim = embedding_head_dim(kernel, 64)};
+  const Inputs values = attention::make_inputs(dense, attention::InputKind::normal, 18);
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> o, lse;
+  for (const Layout layout :
+       {Layout::dense, Layout::heads_first, Layout::fused_projection, Layout::k_every_second_row}) {
+    Problem p = dense;
+    apply_layout(p, layout);
+    const auto lay_out = [&](const std::vector<float>& from, const Strides& from_strides, int seqlen, int heads,
+                             const Strides& to_strides) {
+      return relayout(from, from_strides, p.batch, seqlen, heads, p.head_dim, to_strides, kNaN);
+    };
+    const Inputs inputs{lay_out(values.q, dense.strides_q(), p.seqlen_q, p.heads_q, p.strides_q()),
+                        lay_out(values.k, dense.strides_k(), p.seqlen_kv, p.heads_kv, p.strides_k()),
+                        lay_out(values.v, dense.strides_v(), p.seqlen_kv, p.heads_kv, p.strides_v())};
+    const auto run = trial.run_and_judge(p, inputs);
+    if (!run) continue;
+    const std::vector<float> o_here = lay_out(run->o(), p.strides_o(), p.seqlen_q, p.heads_q, dense.strides_o());
+    if (layout == Layout::dense) {
+      o = o_here;
+      lse = run->lse();
+    } else {
+      trial.expect(same_bits(o_here, o) && same_bits(run->lse(), lse),
+                   "layout " + name(layout) + " gives other bits than dense");
+    }
+  }
+
+  const auto refused_with = [&](std::optional<Strides> Problem::*field) {
+    Problem p = dense;
+    p.*field = Strides{65 * 4 * 128, 4 * 128, 128, 2};
+    try {
+      p.validate();
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  trial.expect(refused_with(&Problem::q_strides) && refused_with(&Problem::k_strides) &&
+                   refused_with(&Problem::v_strides) && refused_with(&Problem::o_strides),
+               "an innermost stride of 2 is not refused");
+  return trial.failures;
+}
+
+Failures c21_head_mapping(const ForwardKernel& kernel) {
+  Trial trial("C21", kernel);
+  const int d = embedding_head_dim(kernel, 32);
+  struct Heads {
+    int q, kv;
+  };
+  for (const Heads heads : {Heads{4, 2}, Heads{28, 4}, Heads{4, 4}}) {
+    const Problem p{.heads_q = heads.q, .heads_kv = heads.kv, .seqlen_q = 2, .seqlen_kv = 3, .head_dim = d};
+    const auto v = [](int, int, int head, int) { return static_cast<float>(head + 1); };
+    if (const auto run = trial.run(p, make(p, zero, one, v))) {
+      for (int h = 0; h < heads.q; ++h) {
+        trial.near(run->o(0, 1, h, 0), h / (heads.q / heads.kv) + 1, 1e-5,
+                   p.describe() + ": O of head " + std::to_string(h));
+      }
+    }
+  }
+  const Problem uneven{.heads_q = 6, .heads_kv = 4, .seqlen_q = 2, .seqlen_kv = 3, .head_dim = d};
+  bool refused = false;
+  try {
+    uneven.validate();
+    kernel.require(uneven);
+  } catch (const std::invalid_argument&) {
+    refused = true;
+  }
+  trial.expect(refused, "6 query heads on 4 KV heads are not refused");
+  return trial.failures;
+}
+
+Failures c28_scale(const ForwardKernel& kernel) {
+  Trial trial("C28", kernel);
+  const auto q = [](int, int, int, int column) { return column == 0 ? 10.0f : 0.0f; };
+  const auto k = [](int, int key, int, int column) { return key == 0 && column == 0 ? 1.0f : 0.0f; };
+  const auto v = [](int, int key, int, int column) { return key == 0 && column < 72 ? 1.0f : 0.0f; };
+  const auto check = [&](const Problem& p, double o, double lse, const std::string& what) {
+    if (const auto run = trial.run(p, make(p, q, k, v))) {
+      trial.near(run->o(0, 0, 0, 0), o, 2e-6, what + ": O");
+      trial.near(run->lse(0, 0, 0), lse, 2e-6, what + ": LSE");
+    }
+  };
+  Problem p{.seqlen_q = 1, .seqlen_kv = 2, .head_dim = 72};
+  const double scaled = 10 / std::sqrt(72.0);
+  if (!takes(kernel, p)) {
+    p.head_dim = embedding_head_dim(kernel, 72);
+    p.softmax_scale = 1 / std::sqrt(72.0f);
+  }
+  check(p, 0.764680, std::log1p(std::exp(scaled)), "raw scores 10 and 0 at head_dim 72");
+
+  p.head_dim = embedding_head_dim(kernel, 32);
+  p.softmax_scale = std::nullopt;
+  const double native = std::exp(10 / std::sqrt(double(p.head_dim)));
+  check(p, native / (1 + native), std::log1p(native), "the default scale");
+
+  p.softmax_scale = 0.0f;
+  check(p, 0.5, std::log(2.0), "a scale of 0");
+  return trial.failures;
+}
+
+Failures c30_lse_base(const ForwardKernel& kernel) {
+  Trial trial("C30", kernel);
+  const Problem p{.seqlen_q = 1, .seqlen_kv = 8, .head_dim = embedding_head_dim(kernel, 1), .softmax_scale = 1.0f};
+  if (const auto run = trial.run(p, make(p, zero, one, one))) {
+    trial.near(run->lse(0, 0, 0), 2.079442, 1e-6, "LSE of eight scores of 0");
+  }
+  // Four scores of 0 with V = 0, four of 2 with V = 1.
+  const auto q = [](int, int, int, int column) { return column == 0 ? 1.0f : 0.0f; };
+  const auto k = [](int, int key, int, int column) { return key >= 4 && column == 0 ? 2.0f : 0.0f; };
+  const auto v = [](int, int key, int, int) { return key >= 4 ? 1.0f : 0.0f; };
+  if (const auto run = trial.run(p, make(p, q, k, v))) {
+    trial.near(run->o(0, 0, 0, 0), 0.880797, 1e-6, "O of scores 0 and 2");
+    trial.near(run->lse(0, 0, 0), 3.513222, 1.5e-6, "LSE of scores 0 and 2");
+  }
+  return trial.failures;
+}
+
+const std::vector<HardCase>& hard_cases() {
+  static const std::vector<HardCase> cases = {
+      {"C01", "rows that see nothing", c01_empty_rows},
+      {"C03", "causal alignment when Nq and Nk differ", c03_causal_alignment},
+      {"C05", "both edges of a window", c05_window_edges},
+      {"C06", "keys that pad a tile", c06_padding_keys},
+      {"C08", "very low scores", c08_very_low_scores},
+      {"C10", "64-bit offsets", c10_64_bit_offsets},
+      {"C12", "65536 batch entries or heads", c12_65536_blocks},
+      {"C16", "no keys, no queries", c16_zero_lengths},
+      {"C18", "strides", c18_strides},
+      {"C21", "head mapping", c21_head_mapping},
+      {"C28", "scale", c28_scale},
+      {"C30", "LSE is a natural logarithm", c30_lse_base},
+  };
+  return cases;
+}
+
+}  // namespace suite

@@ -1,0 +1,279 @@
+#pragma once
+/// \file
+/// Simple attention kernels with a fault each, for the proof that the forward suite catches them.
+///
+///     row_attention     a thread a query row, online softmax over tiles of 16 keys; no shared memory
+///     shared_attention  a block of 32 threads a query row; the scores of 32 keys meet in shared memory, two barriers a
+///                       tile, for switching them off
+///
+/// Both count rows along grid.x. Bytes: Q once, K and V once a visible pair, O and LSE once.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/attention/cost.hpp"
+#include "common/attention/problem.hpp"
+#include "common/gpu/barrier.cuh"
+#include "common/gpu/launch.cuh"
+#include "common/stage/kernel.hpp"
+
+namespace broken {
+
+using attention::ForwardArgs;
+using attention::KeyRange;
+using attention::Mask;
+using attention::Problem;
+
+/// What is different about a kernel. The first three are right.
+enum class Variant {
+  right,
+  sums_backwards,      ///< q · k from the last column to the first: other rounding, still right
+  sums_in_four_parts,  ///< q · k as four partial sums, as a warp would take it: still right
+
+  ignores_k,                ///< every score is 0: the average of V
+  drops_last_key,           ///< the last visible key is not seen
+  forgets_rescale,          ///< a new maximum does not rescale the sums
+  top_left_causal,          ///< the diagonal starts at key 0
+  window_left_off_by_one,   ///< a window of left + 1 keys to the left
+  window_right_off_by_one,  ///< one key too few to the right
+  head_modulo,              ///< KV head h mod heads_kv
+  first_batch_only,         ///< K and V of batch entry 0 for all
+  lse_base_2,               ///< LSE as a binary logarithm
+  finite_minus_infinity,    ///< the running maximum starts at −50000, before the scale
+  no_maximum,               ///< exp without the maximum taken off
+  padding_gets_weight,      ///< the last tile is filled up with keys of score 0
+  writes_past_end,          ///< one element past O's last
+  writes_into_gap,          ///< one element past the last head of a row
+  reads_past_end,           ///< 0 times the element past V's last
+  uses_raw_workspace,       ///< 0 times what the workspace held before
+  writes_past_workspace,    ///< one element past the workspace
+  k_with_v_strides,         ///< K walked with the strides of V
+  o_as_if_dense,            ///< O written as if it were dense
+  default_scale_always,     ///< an explicit scale is ignored
+  scale_of_padded_head,     ///< as if head_dim were 128
+  nan_for_empty_rows,       ///< 0 / 0 where a row sees nothing
+  zero_lse_for_empty_rows,  ///< LSE 0 where a row sees nothing
+  skips_empty_rows,         ///< a row that sees nothing is left as it was
+  skips_last_row,           ///< the last row is left as it was
+  offsets_in_32_bits,       ///< offsets are cut to int
+  depends_on_launch,        ///< every second launch differs in the last bit
+  takes_any_head_dim,       ///< accepts head_dim 48 and does nothing
+  counts_wrong_bytes,       ///< the predicted traffic forgets LSE
+};
+
+inline constexpr int kMostHeadDim = 128;
+inline constexpr int kTileKeys = 16;
+inline constexpr int kRowsPerBlock = 32;
+
+/// The keys that a row visits.
+__device__ inline KeyRange keys_of(const ForwardArgs<float>& args, Variant variant, int query) {
+  Mask mask = args.mask;
+  const bool window = mask.left < attention::kUnlimited;
+  if (variant == Variant::window_left_off_by_one && window) mask.left += 1;
+  if (variant == Variant::window_right_off_by_one && window && mask.right > 0) mask.right -= 1;
+  if (variant == Variant::top_left_causal) {
+    return attention::visible_keys(mask, query, args.seqlen_kv, args.seqlen_kv);
+  }
+  KeyRange keys = attention::visible_keys(mask, query, args.seqlen_q, args.seqlen_kv);
+  if (variant == Variant::drops_last_key && !keys.empty()) keys.end -= 1;
+  return keys;
+}
+
+/// A row's offset, in 64 bits or cut to 32.
+__device__ inline std::int64_t offset_of(const attention::Strides& strides, Variant variant, int b, int position,
+                                         int head) {
+  const std::int64_t offset = strides.offset(b, position, head);
+  return variant == Variant::offsets_in_32_bits ? static_cast<std::int32_t>(offset) : offset;
+}
+
+/// q · k in the order that the variant takes.
+__device__ inline float dot(const float* q, const float* k, int head_dim, Variant variant) {
+  float parts[4] = {0, 0, 0, 0};
+  for (int i = 0; i < head_dim; ++i) {
+    const int c = variant == Variant::sums_backwards ? head_dim - 1 - i : i;
+    parts[variant == Variant::sums_in_four_parts ? i % 4 : 0] += q[c] * k[c];
+  }
+  return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+
+__global__ void row_attention(ForwardArgs<float> args, Variant variant, int launch, float* workspace) {
+  const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
+  const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  if (variant == Variant::skips_last_row && row == rows - 1) return;
+  const int query = static_cast<int>(row % args.seqlen_q);
+  const int head = static_cast<int>(row / args.seqlen_q % args.heads_q);
+  const int b = static_cast<int>(row / args.seqlen_q / args.heads_q);
+  const int b_kv = variant == Variant::first_batch_only ? 0 : b;
+  const int head_kv = variant == Variant::head_modulo ? head % args.heads_kv : args.kv_head(head);
+
+  const KeyRange keys = keys_of(args, variant, query);
+  if (variant == Variant::skips_empty_rows && keys.empty()) return;
+  float scale = args.softmax_scale;
+  if (variant == Variant::default_scale_always) scale = 1 / sqrtf(static_cast<float>(args.head_dim));
+  if (variant == Variant::scale_of_padded_head) scale *= sqrtf(static_cast<float>(args.head_dim) / kMostHeadDim);
+
+  float q[kMostHeadDim], o[kMostHeadDim];
+  const float* q_row = args.q_gmem + offset_of(args.q_strides, variant, b, query, head);
+  for (int c = 0; c < args.head_dim; ++c) {
+    q[c] = q_row[c];
+    o[c] = 0;
+  }
+  float m = variant == Variant::finite_minus_infinity ? -5e4f * scale : -INFINITY;
+  float l = 0;
+
+  const bool pads = variant == Variant::padding_gets_weight;
+  for (int begin = keys.begin; begin < keys.end; begin += kTileKeys) {
+    const int end = pads || begin + kTileKeys < keys.end ? begin + kTileKeys : keys.end;
+    float s[kTileKeys];
+    float m_new = m;
+    for (int key = begin; key < end; ++key) {
+      const attention::Strides& strides = variant == Variant::k_with_v_strides ? args.v_strides : args.k_strides;
+      float score = 0;
+      if (key < keys.end && variant != Variant::ignores_k) {
+        score = scale * dot(q, args.k_gmem + offset_of(strides, variant, b_kv, key, head_kv), args.head_dim, variant);
+      }
+      s[key - begin] = score;
+      m_new = fmaxf(m_new, score);
+    }
+    if (variant == Variant::no_maximum) m_new = 0;
+    const float factor = variant == Variant::forgets_rescale ? 1.0f : expf(m - m_new);
+    l *= factor;
+    for (int c = 0; c < args.head_dim; ++c) o[c] *= factor;
+    for (int key = begin; key < end; ++key) {
+      const float p = expf(s[key - begin] - m_new);
+      l += p;
+      if (key >= keys.end) continue;
+      const float* v = args.v_gmem + offset_of(args.v_strides, variant, b_kv, key, head_kv);
+      for (int c = 0; c < args.head_dim; ++c) o[c] += p * v[c];
+    }
+    m = m_new;
+  }
+
+  float factor = l == 0 && variant != Variant::nan_for_empty_rows ? 0.0f : 1 / l;
+  float extra = 0;
+  if (variant == Variant::reads_past_end && args.seqlen_kv > 0) {
+    extra = 0 * args.v_row(args.batch - 1, args.seqlen_kv - 1, args.heads_kv - 1)[args.head_dim];
+  }
+  if (variant == Variant::uses_raw_workspace) extra = 0 * workspace[0];
+  if (variant == Variant::writes_past_workspace && row == 0) workspace[1] = 0;
+  if (variant == Variant::depends_on_launch && launch % 2 == 1) factor *= 1 + 0x1p-23f;
+
+  attention::Strides o_strides = args.o_strides;
+  if (variant == Variant::o_as_if_dense) {
+    o_strides = attention::contiguous_strides(args.seqlen_q, args.heads_q, args.head_dim);
+  }
+  float* o_row = args.o_gmem + offset_of(o_strides, variant, b, query, head);
+  for (int c = 0; c < args.head_dim; ++c) o_row[c] = o[c] * factor + extra;
+  float lse = l == 0 ? -INFINITY : m + logf(l);
+  if (variant == Variant::lse_base_2) lse *= 1.44269504f;
+  if (variant == Variant::zero_lse_for_empty_rows && l == 0) lse = 0;
+  *args.lse_entry(b, query, head) = lse;
+
+  if (variant == Variant::writes_past_end && row == rows - 1) o_row[args.head_dim] = 0;
+  const bool gap = args.o_strides.seq > std::int64_t{args.heads_q} * args.head_dim && query + 1 < args.seqlen_q;
+  if (variant == Variant::writes_into_gap && gap && head == args.heads_q - 1) o_row[args.head_dim] = 0;
+}
+
+/// Bytes of both kernels.
+inline attention::Traffic traffic(const Problem& p) {
+  const double heads = double(p.batch) * p.heads_q;
+  const double rows = heads * p.seqlen_q;
+  return {.loaded = sizeof(float) * p.head_dim * (rows + 2 * heads * double(p.visible_pairs())),
+          .stored = sizeof(float) * rows * (p.head_dim + 1)};
+}
+
+/// row_attention as the suite sees it.
+inline stage::ForwardKernel row_attention_kernel(Variant variant, const std::string& name) {
+  const auto launches = std::make_shared<int>(0);
+  stage::ForwardKernel kernel;
+  kernel.name = name;
+  if (variant != Variant::takes_any_head_dim) {
+    kernel.require = [name](const Problem& p) { stage::require_head_dim_32_64_128(name, p); };
+  }
+  if (variant == Variant::uses_raw_workspace || variant == Variant::writes_past_workspace) {
+    kernel.workspace_bytes = [](const Problem&) { return sizeof(float); };
+  }
+  kernel.traffic = [variant](const Problem& p) {
+    attention::Traffic t = traffic(p);
+    if (variant == Variant::counts_wrong_bytes) t.stored -= sizeof(float) * double(p.elements_lse());
+    return t;
+  };
+  kernel.run = [variant, launches](const ForwardArgs<float>& args, void* workspace) {
+    if (variant == Variant::takes_any_head_dim && args.head_dim % 32 != 0) return;
+    const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
+    if (rows == 0) return;
+    gpu::launch(row_attention, {.grid = (rows + kRowsPerBlock - 1) / kRowsPerBlock, .block = kRowsPerBlock}, args,
+                variant, (*launches)++, static_cast<float*>(workspace));
+  };
+  return kernel;
+}
+
+inline constexpr int kSharedThreads = 32;
+
+struct SharedScores {
+  float s[kSharedThreads];
+};
+
+/// Thread t computes the score of key t of a tile, and columns t, t + 32, … of O.
+__global__ void shared_attention(ForwardArgs<float> args) {
+  auto& shared = gpu::shared_memory<SharedScores>();
+  const std::int64_t row = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int query = static_cast<int>(row % args.seqlen_q);
+  const int head = static_cast<int>(row / args.seqlen_q % args.heads_q);
+  const int b = static_cast<int>(row / args.seqlen_q / args.heads_q);
+  const int head_kv = args.kv_head(head);
+  const float* q = args.q_row(b, query, head);
+
+  float o[kMostHeadDim / kSharedThreads] = {};
+  float m = -INFINITY, l = 0;
+  const KeyRange keys = args.visible_keys(query);
+  for (int begin = keys.begin; begin < keys.end; begin += kSharedThreads) {
+    const int key = begin + thread;
+    float score = -INFINITY;
+    if (key < keys.end) score = args.softmax_scale * dot(q, args.k_row(b, key, head_kv), args.head_dim, Variant::right);
+    shared.s[thread] = score;
+    __syncthreads();  // the scores of the tile are there
+    float m_new = m;
+    for (int j = 0; j < kSharedThreads; ++j) m_new = fmaxf(m_new, shared.s[j]);
+    const float factor = expf(m - m_new);
+    l *= factor;
+    for (float& column : o) column *= factor;
+    for (int j = 0; j < kSharedThreads && begin + j < keys.end; ++j) {
+      const float p = expf(shared.s[j] - m_new);
+      l += p;
+      const float* v = args.v_row(b, begin + j, head_kv);
+      for (int c = 0; thread + c * kSharedThreads < args.head_dim; ++c) o[c] += p * v[thread + c * kSharedThreads];
+    }
+    m = m_new;
+    __syncthreads();  // all have read them; the next tile may overwrite
+  }
+  const float factor = l == 0 ? 0.0f : 1 / l;
+  float* o_row = args.o_row(b, query, head);
+  for (int c = 0; thread + c * kSharedThreads < args.head_dim; ++c) {
+    o_row[thread + c * kSharedThreads] = o[c] * factor;
+  }
+  if (thread == 0) *args.lse_entry(b, query, head) = l == 0 ? -INFINITY : m + logf(l);
+}
+
+/// shared_attention as the suite sees it. Every pair loads the whole row of Q anew.
+inline stage::ForwardKernel shared_attention_kernel() {
+  stage::ForwardKernel kernel;
+  kernel.name = "shared_attention";
+  kernel.require = [](const Problem& p) { stage::require_head_dim_32_64_128("shared_attention", p); };
+  kernel.traffic = [](const Problem& p) {
+    const double heads = double(p.batch) * p.heads_q;
+    return attention::Traffic{.loaded = sizeof(float) * 3 * p.head_dim * heads * double(p.visible_pairs()),
+                              .stored = sizeof(float) * heads * p.seqlen_q * (p.head_dim + 1)};
+  };
+  kernel.run = [](const ForwardArgs<float>& args, void*) {
+    const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
+    if (rows == 0) return;
+    gpu::launch<SharedScores>(shared_attention, {.grid = rows, .block = kSharedThreads}, args);
+  };
+  return kernel;
+}
+
+}  // namespace broken

@@ -1,0 +1,43 @@
+# What common/gpu/architectures.cmake decides, checked without a GPU: cmake -P tests/learn/architectures.cmake
+
+cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/../../common/gpu/architectures.cmake)
+
+function(expect_for_chapter number given wanted)
+  book_chapter_architectures(${number} "${given}" got sentence)
+  if(NOT "${got}" STREQUAL "${wanted}")
+    message(SEND_ERROR "chapter ${number} for '${given}': '${got}', wanted '${wanted}'")
+  endif()
+  if(NOT "${got}" STREQUAL "${given}" AND NOT sentence)
+    message(SEND_ERROR "chapter ${number} for '${given}' was changed to '${got}' without a sentence")
+  endif()
+endfunction()
+
+expect_for_chapter(03 "80;90" "80;90")
+expect_for_chapter(09 "90-real" "90-real")
+expect_for_chapter(10 "90" "90a")
+expect_for_chapter(12 "90-real" "90a-real")
+expect_for_chapter(12 "80;90" "90a")
+expect_for_chapter(12 "80;90;90a" "90a")
+expect_for_chapter(10 "90a" "90a")
+expect_for_chapter(10 "80;100" "")
+expect_for_chapter(17 "120" "")
+
+function(expect_check given wanted)
+  book_check_architectures("${given}" problem)
+  if(NOT "${problem}" MATCHES "${wanted}" OR ("${wanted}" STREQUAL "^$" AND NOT "${problem}" STREQUAL ""))
+    message(SEND_ERROR "'${given}': '${problem}', wanted '${wanted}'")
+  endif()
+endfunction()
+
+expect_check("80;90a" "^$")
+expect_check("86-real;90a-virtual" "^$")
+expect_check("75" "need 80")
+expect_check("80;70-real" "'70-real'")
+expect_check("all" "'all'")
+expect_check("" "is empty")
+
+book_architecture_names("80;90a-real;90a" names)
+if(NOT names STREQUAL "sm_80, sm_90a")
+  message(SEND_ERROR "names: '${names}'")
+endif()

@@ -4,8 +4,8 @@
 ///
 /// `__half` (fp16: 5 exponent bits, 10 of fraction, largest 65504) and `__nv_bfloat16` (bf16: the 8 exponent bits of fp32, 7 of
 /// fraction). bf16 has the wider range, fp16 the finer rounding. Conversions from fp32 round to nearest, ties to even.
-/// `__expf`, `__exp2f` and `__logf` are the hardware's approximations on a GPU, and the ordinary functions on the emulator, which
-/// cannot tell how the hardware rounds them.
+/// `__expf`, `__logf` and `gpu::exp2_approximate` are the hardware's approximations on a GPU, and the ordinary functions on the
+/// emulator, which cannot tell how the hardware rounds them.
 
 #include "common/gpu/launch.cuh"
 

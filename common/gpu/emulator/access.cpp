@@ -132,6 +132,7 @@ void observe(std::uintptr_t address, std::size_t bytes, AccessKind kind, Place p
 
 void observe_access(const void* address, std::size_t bytes, AccessKind kind, Place place) {
   const Unwatched scope;
+  if (t_worker->interrupted.load(std::memory_order_relaxed)) abandon_endless();
   observe(reinterpret_cast<std::uintptr_t>(address), bytes, kind, place);
 }
 

@@ -175,6 +175,7 @@ struct Worker {
   std::atomic<std::uint64_t> turns{0};     ///< context switches: a worker whose count stands still computes (faults.cpp)
   std::atomic<std::uint64_t> progress{0};  ///< events that moved some thread on
   std::atomic<bool> in_thread{false};
+  std::atomic<bool> interrupted{false};  ///< the running thread has computed for too long
   unsigned long handle = 0;  ///< pthread_t
   Counts counts;
   std::vector<Site> seen;
@@ -267,6 +268,9 @@ std::string device_memory_damage();
 std::string describe_address(std::uintptr_t address);
 
 // faults.cpp
+/// Leaves the running thread for good: its frames are neither resumed nor unwound.
+[[noreturn]] void abandon(std::string reason);
+[[noreturn]] void abandon_endless();
 void install_fault_handlers();
 void enter_worker(Worker& worker);
 void leave_worker(Worker& worker);

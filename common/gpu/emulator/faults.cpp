@@ -20,14 +20,6 @@ namespace {
 std::mutex g_mutex;
 std::vector<Worker*> g_workers;
 
-/// Leaves the running thread for good.
-[[noreturn]] void abandon(std::string reason) {
-  Thread& me = *t_thread;
-  me.abandoned = std::move(reason);
-  me.scheduler = std::move(me.scheduler).resume();
-  std::abort();  // nobody resumes an abandoned thread
-}
-
 void on_memory_fault(int signal_number, siginfo_t* info, void*) {
   t_watched = nullptr;
   if (!t_thread) {  // not a kernel: the program's own fault
@@ -55,11 +47,11 @@ void on_memory_fault(int signal_number, siginfo_t* info, void*) {
 }
 
 void on_watchdog(int, siginfo_t*, void*) {
-  if (!t_watched) return;  // inside the emulator: the thread is about to give way
-  t_watched = nullptr;
-  abandon("a thread computes without end: no barrier, atomic or exit for " +
-          std::to_string(static_cast<int>(t_thread->block->launch.options.stall_seconds)) +
-          " s. A loop that waits for another thread must read with gpu::load_acquire or an atomic " + position(*t_thread));
+  if (t_watched) {
+    abandon_endless();
+  } else if (t_worker) {
+    t_worker->interrupted = true;  // inside the emulator, which must not be left in the middle of things: at its next entry
+  }
 }
 
 /// Looks at all workers now and then; one whose thread has not given way for too long is interrupted.
@@ -91,6 +83,20 @@ void watch() {
 }
 
 }  // namespace
+
+void abandon(std::string reason) {
+  Thread& me = *t_thread;
+  me.abandoned = std::move(reason);
+  me.scheduler = std::move(me.scheduler).resume();
+  std::abort();  // nobody resumes an abandoned thread
+}
+
+void abandon_endless() {
+  t_watched = nullptr;
+  abandon("a thread computes without end: no barrier, atomic or exit for " +
+          std::to_string(static_cast<int>(t_thread->block->launch.options.stall_seconds)) +
+          " s. A loop that waits for another thread must read with gpu::load_acquire or an atomic " + position(*t_thread));
+}
 
 void install_fault_handlers() {
   static const bool once = [] {

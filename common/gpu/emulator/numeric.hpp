@@ -67,6 +67,12 @@ constexpr __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
 // glibc declares __expf and __logf for itself, without a definition to link: macros, after <cmath>.
 #define __expf(x) (::expf(x))
 #define __logf(x) (::logf(x))
-#define __exp2f(x) (::exp2f(x))
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / ::sqrtf(x); }
+
+namespace gpu {
+
+/// 2ˣ; the hardware's approximation on a GPU.
+inline float exp2_approximate(float x) { return ::exp2f(x); }
+
+}  // namespace gpu

@@ -247,6 +247,7 @@ bool Worker::rotate() {
 void Worker::resume(Block& block, Thread& thread) {
   t_thread = &thread;
   turns.store(turns.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  interrupted.store(false, std::memory_order_relaxed);
   in_thread.store(true, std::memory_order_relaxed);
   t_watched = &thread;
   thread.own = std::move(thread.own).resume();
@@ -314,6 +315,7 @@ void Worker::unwind_all() {
     for (Thread& thread : block->threads) {
       t_thread = &thread;
       thread.own = context::fiber();
+      t_watched = nullptr;  // the unwinding restored it
     }
     t_thread = nullptr;
     if (block->memory) give_memory_back(std::move(block->memory));

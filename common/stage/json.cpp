@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -94,12 +95,19 @@ std::optional<double> read_number(const Json& value) {
 Row read_row(const Json& object) {
   Row row;
   row.kernel = object.at("kernel").get<std::string>();
+  row.summary = object.at("summary").get<std::string>();
   row.verdict = object.at("verdict").get<std::string>();
   row.right = object.at("right").get<bool>();
+  row.error = read_number(object.at("error"));
+  row.allowed = read_number(object.at("allowed"));
   row.seconds = read_number(object.at("seconds"));
   row.flops = read_number(object.at("flops"));
+  row.peak_flops = read_number(object.at("peak_flops"));
   row.bytes_counted = read_number(object.at("bytes_counted"));
   row.bytes_predicted = read_number(object.at("bytes_predicted"));
+  row.workspace_bytes = read_number(object.at("workspace_bytes"));
+  row.peak_bytes = read_number(object.at("peak_bytes"));
+  row.samples = object.at("samples").get<std::vector<double>>();
   return row;
 }
 
@@ -116,6 +124,11 @@ std::FILE* create(const fs::path& path) {
 }
 
 }  // namespace
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
 
 std::string to_json(const Results& results) {
   Json object = {{"format", kFormat},
@@ -173,33 +186,48 @@ void write_atomically(const std::string& path, const std::string& text) {
   }
 }
 
-Step read_step(const std::string& path) {
+Step read_step(const Json& object) {
+  if (object.at("format") != kFormat) throw std::runtime_error("its format is another than this program reads");
+  Step step;
+  const Json& chapter = object.at("chapter");
+  step.chapter = chapter.at("number").get<std::string>() + " " + chapter.at("name").get<std::string>();
+  step.machine = object.at("machine").at("name").get<std::string>();
+  if (const Json& problem = object.at("problem"); !problem.is_null()) {
+    step.problem = problem.at("text").get<std::string>();
+    step.problem_key = problem.dump();
+  }
+  const Json& rows = object.at("rows");
+  if (!rows.is_array()) throw std::runtime_error("its rows are no list");
+  for (const Json& row : rows) step.rows.push_back(read_row(row));
+  for (const auto& [name, table] : object.at("tables").items()) {
+    step.tables.push_back({name, table.at("header").get<std::vector<std::string>>(),
+                           table.at("rows").get<std::vector<std::vector<std::string>>>()});
+  }
+  return step;
+}
+
+Json read_json(const std::string& path, const std::string& allowed) {
   std::error_code error;
   std::ifstream file(path, std::ios::binary);
   if (!file || fs::is_directory(path, error)) {
-    throw BadArgument(fmt::format("'{}' cannot be read; allowed: files that a chapter wrote with --json", path));
+    throw BadArgument(fmt::format("'{}' cannot be read; allowed: {}", path, allowed));
   }
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
   try {
-    const Json object = Json::parse(text);
-    if (object.at("format") != kFormat) throw std::runtime_error("its format is another than this program reads");
-    Step step;
-    const Json& chapter = object.at("chapter");
-    step.chapter = chapter.at("number").get<std::string>() + " " + chapter.at("name").get<std::string>();
-    step.machine = object.at("machine").at("name").get<std::string>();
-    if (const Json& problem = object.at("problem"); !problem.is_null()) {
-      step.problem = problem.at("text").get<std::string>();
-      step.problem_key = problem.dump();
-    }
-    const Json& rows = object.at("rows");
-    if (!rows.is_array()) throw std::runtime_error("its rows are no list");
-    for (const Json& row : rows) step.rows.push_back(read_row(row));
-    return step;
+    return Json::parse(std::string{std::istreambuf_iterator<char>(file), {}});
+  } catch (const Json::exception& malformed) {
+    throw BadArgument(
+        fmt::format("'{}' holds no results of a chapter ({}); allowed: {}", path, one_line(malformed.what()), allowed));
+  }
+}
+
+Step read_step(const std::string& path) {
+  constexpr const char* kAllowed = "files that a chapter wrote with --json";
+  const Json object = read_json(path, kAllowed);
+  try {
+    return read_step(object);
   } catch (const std::exception& malformed) {
-    std::string reason = malformed.what();
-    for (char& c : reason) c = c == '\n' ? ' ' : c;
-    throw BadArgument(fmt::format(
-        "'{}' holds no results of a chapter ({}); allowed: files that a chapter wrote with --json", path, reason));
+    throw BadArgument(fmt::format("'{}' holds no results of a chapter ({}); allowed: {}", path,
+                                  one_line(malformed.what()), kAllowed));
   }
 }
 

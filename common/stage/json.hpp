@@ -1,10 +1,11 @@
 #pragma once
 /// \file
-/// The results of a run as JSON: written whole or not at all, and read again by the ladder.
+/// The results of a run as JSON: written whole or not at all, and read again by the ladder and the tables.
 ///
 /// Nothing in the file depends on the commit, the time or the path, so that two runs that came out the same compare
 /// equal.
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,6 +36,9 @@ struct Results {
   std::vector<Table> tables;
 };
 
+/// The text with blanks for line breaks, since an error is one line.
+std::string one_line(std::string text);
+
 /// The results as text, two blanks a level, with a newline at the end. A figure that is not finite becomes null.
 std::string to_json(const Results& results);
 
@@ -45,16 +49,23 @@ void check_writable(const std::string& path);
 /// \throws std::runtime_error naming the path if that fails; the old file is then untouched.
 void write_atomically(const std::string& path, const std::string& text);
 
-/// The part of a results file that the ladder needs.
+/// What the ladder and the tables need of a chapter's results.
 struct Step {
   std::string chapter;      ///< "02 naive_gpu"
   std::string machine;      ///< its name
   std::string problem;      ///< one line; empty in a chapter that takes none
   std::string problem_key;  ///< equal exactly for equal problems
   std::vector<Row> rows;
+  std::vector<Results::Table> tables;  ///< empty if there are none
 };
 
-/// \throws BadArgument naming the file and what is wrong with it.
+/// Reads the results of one chapter. \throws std::exception saying what is wrong with them.
+Step read_step(const nlohmann::ordered_json& object);
+
+/// The same from a file. \throws BadArgument naming the file and what is wrong with it.
 Step read_step(const std::string& path);
+
+/// The JSON in a file. \throws BadArgument naming the file; `allowed` says which files there may be.
+nlohmann::ordered_json read_json(const std::string& path, const std::string& allowed);
 
 }  // namespace stage

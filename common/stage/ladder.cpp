@@ -25,7 +25,12 @@ bool on_one_machine(const std::vector<Step>& steps) {
                      [&](const Step& step) { return step.machine == steps.front().machine; });
 }
 
-std::string ladder_table(const std::vector<Step>& steps) {
+bool on_the_ladder(const Step& step) { return !step.problem.empty() && !step.rows.empty(); }
+
+}  // namespace
+
+Results::Table ladder_table(std::vector<Step> steps) {
+  std::erase_if(steps, [](const Step& step) { return !on_the_ladder(step); });
   std::vector<const Row*> rows;
   for (const Step& step : steps) {
     for (const Row& row : step.rows) rows.push_back(&row);
@@ -35,9 +40,17 @@ std::string ladder_table(const std::vector<Step>& steps) {
       std::any_of(rows.begin(), rows.end(), [](const Row* row) { return row->bytes_counted.has_value(); });
   const bool one_machine = on_one_machine(steps);
 
-  std::vector<std::string> header = {
-      "chapter", "kernel",  "verdict",       "problem",         "machine",
-      "time",    "TFLOP/s", "bytes counted", "bytes predicted", timed ? "faster" : "fewer bytes"};
+  std::vector<std::string> header = {"chapter",
+                                     "kernel",
+                                     "verdict",
+                                     "problem",
+                                     "machine",
+                                     "time",
+                                     "TFLOP/s",
+                                     "of roof",
+                                     "bytes counted",
+                                     "bytes predicted",
+                                     timed ? "faster" : "fewer bytes"};
   std::vector<std::vector<std::string>> cells;
   const Row* before = nullptr;
   const Step* step_before = nullptr;
@@ -47,19 +60,16 @@ std::string ladder_table(const std::vector<Step>& steps) {
           before && step_before->problem_key == step.problem_key && step_before->machine == step.machine;
       const std::optional<double> ratio = comparable ? step_ratio(*before, row, timed) : std::nullopt;
       cells.push_back({step.chapter, row.kernel, short_verdict(row), step.problem, one_machine ? "" : step.machine,
-                       row.seconds ? format_seconds(*row.seconds) : "-",
-                       row.seconds && row.flops ? fmt::format("{:.2f}", *row.flops / *row.seconds / 1e12) : "-",
-                       format_count_or_dash(row.bytes_counted),
+                       row.seconds ? format_seconds(*row.seconds) : "-", format_teraflops(row),
+                       format_share_of_roof(row), format_count_or_dash(row.bytes_counted),
                        counted || timed ? "-" : format_bytes_or_dash(row.bytes_predicted), format_ratio(ratio)});
       before = &row;
       step_before = &step;
     }
   }
   drop_empty_columns(header, cells);
-  return layout_table(header, cells);
+  return {"ladder", header, cells};
 }
-
-}  // namespace
 
 int ladder(int argc, const char* const* argv) {
   try {
@@ -76,14 +86,15 @@ int ladder(int argc, const char* const* argv) {
     }
     if (steps.empty())
       throw BadArgument("no file given; allowed: ladder FILE..., files that a chapter wrote with --json");
-    std::erase_if(steps, [](const Step& step) { return step.rows.empty(); });
-    if (steps.empty()) {
+    const Results::Table table = ladder_table(steps);
+    if (table.rows.empty()) {
       fmt::print("The ladder has no rows: none of these chapters ran an attention kernel.\n");
       return 0;
     }
+    std::erase_if(steps, [](const Step& step) { return !on_the_ladder(step); });
     const std::string where = on_one_machine(steps) ? ", on " + steps.front().machine : "";
     fmt::print("The ladder{}. A ratio stands where the row above solved the same problem.\n\n{}", where,
-               ladder_table(steps));
+               layout_table(table.header, table.rows));
     return 0;
   } catch (const BadArgument& error) {
     fmt::print(stderr, "ladder: {}\n", error.what());

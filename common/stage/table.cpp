@@ -146,6 +146,15 @@ std::string format_bytes_or_dash(const std::optional<double>& bytes) {
 }
 std::string format_ratio(const std::optional<double>& ratio) { return ratio ? fmt::format("{:.2f}x", *ratio) : "-"; }
 
+std::string format_teraflops(const Row& row) {
+  return row.seconds && row.flops ? fmt::format("{:.2f}", *row.flops / *row.seconds / 1e12) : "-";
+}
+
+std::string format_share_of_roof(const Row& row) {
+  if (!row.seconds || !row.flops || !row.peak_flops) return "-";
+  return fmt::format("{:.1f} %", 100 * *row.flops / *row.seconds / *row.peak_flops);
+}
+
 std::optional<double> step_ratio(const Row& before, const Row& now, bool by_time) {
   if (!before.right || !now.right) return std::nullopt;
   const bool counted = before.bytes_counted && now.bytes_counted;
@@ -182,14 +191,11 @@ std::string rows_table(const std::vector<Row>& rows) {
   std::vector<std::vector<std::string>> cells;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
-    const bool rate = row.seconds && row.flops;
-    cells.push_back(
-        {row.kernel, format_error(row.error), format_error(row.allowed), short_verdict(row),
-         row.seconds ? format_seconds(*row.seconds) : "-",
-         rate ? fmt::format("{:.2f}", *row.flops / *row.seconds / 1e12) : "-",
-         rate && row.peak_flops ? fmt::format("{:.1f} %", 100 * *row.flops / *row.seconds / *row.peak_flops) : "-",
-         bytes(row.bytes_counted), bytes(row.bytes_predicted), format_bytes_or_dash(row.workspace_bytes),
-         format_bytes_or_dash(row.peak_bytes), format_ratio(i ? step_ratio(rows[i - 1], row, timed) : std::nullopt)});
+    cells.push_back({row.kernel, format_error(row.error), format_error(row.allowed), short_verdict(row),
+                     row.seconds ? format_seconds(*row.seconds) : "-", format_teraflops(row), format_share_of_roof(row),
+                     bytes(row.bytes_counted), bytes(row.bytes_predicted), format_bytes_or_dash(row.workspace_bytes),
+                     format_bytes_or_dash(row.peak_bytes),
+                     format_ratio(i ? step_ratio(rows[i - 1], row, timed) : std::nullopt)});
   }
   drop_empty_columns(header, cells);
 

@@ -24,11 +24,14 @@ std::string wrap(const std::string& text, std::size_t indent = 0);
 std::string format_count(double count);
 /// "12.3 us", "1.23 ms", "1.23 s".
 std::string format_seconds(double seconds);
-/// "1.2e-07"; a dash if absent. The same for the three below.
+/// "1.2e-07"; a dash if absent. The same for those below.
 std::string format_error(const std::optional<double>& error);
 std::string format_count_or_dash(const std::optional<double>& count);
 std::string format_bytes_or_dash(const std::optional<double>& bytes);
 std::string format_ratio(const std::optional<double>& ratio);
+/// "12.34", the rate in TFLOP/s; "56.7 %" of the roof. A dash where a figure is missing.
+std::string format_teraflops(const Row& row);
+std::string format_share_of_roof(const Row& row);
 
 /// How many times better `now` is than `before`: in time if `by_time`, otherwise in bytes, counted if both rows have
 /// them. Absent if a figure is, or if a result is not right.

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -22,25 +23,13 @@ std::size_t g_peak = 0;
 
 std::string version(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
 
+/// The driver's own number, "580.159.04". The runtime only tells the newest CUDA that the driver supports.
 std::string driver_version() {
-  // The runtime only tells the newest CUDA that the driver supports; the driver's own number is in /proc.
-  std::string found;
-  if (std::FILE* f = std::fopen("/proc/driver/nvidia/version", "r")) {
-    char line[256];
-    if (std::fgets(line, sizeof line, f)) {
-      for (const char* p = line; *p; ++p) {
-        int major = 0, minor = 0, used = 0;
-        if (std::sscanf(p, "%d.%d%n", &major, &minor, &used) == 2 && major > 100) {
-          found.assign(p, std::string(p).find_first_of(" \n"));
-          break;
-        }
-        while (*p && *p != ' ') ++p;
-        if (!*p) break;
-      }
-    }
-    std::fclose(f);
+  std::ifstream file("/proc/driver/nvidia/version");
+  for (std::string word; file >> word;) {
+    if (word.find('.') != std::string::npos && word.find_first_not_of("0123456789.") == std::string::npos) return word;
   }
-  return found;
+  return {};
 }
 
 std::string architecture(int capability) { return "sm_" + std::to_string(capability); }

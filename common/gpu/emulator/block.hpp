@@ -12,6 +12,7 @@
 #include <atomic>
 #include <boost/context/fiber.hpp>
 #include <boost/context/stack_context.hpp>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -271,7 +272,18 @@ std::string describe_address(std::uintptr_t address);
 /// Leaves the running thread for good: its frames are neither resumed nor unwound.
 [[noreturn]] void abandon(std::string reason);
 [[noreturn]] void abandon_endless();
-void install_fault_handlers();
+/// Catches the memory faults of kernels while it lives, then puts the program's own handlers back. One a launch: test
+/// frameworks set handlers of their own for each test.
+class FaultHandlers {
+ public:
+  FaultHandlers();
+  ~FaultHandlers();
+  FaultHandlers(const FaultHandlers&) = delete;
+  FaultHandlers& operator=(const FaultHandlers&) = delete;
+
+ private:
+  struct sigaction saved_[2];
+};
 void enter_worker(Worker& worker);
 void leave_worker(Worker& worker);
 

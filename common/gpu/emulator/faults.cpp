@@ -17,6 +17,8 @@
 namespace gpu::emulator {
 namespace {
 
+constexpr int kMemoryFaults[] = {SIGSEGV, SIGBUS};
+
 std::mutex g_mutex;
 std::vector<Worker*> g_workers;
 
@@ -98,19 +100,23 @@ void abandon_endless() {
           " s. A loop that waits for another thread must read with gpu::load_acquire or an atomic " + position(*t_thread));
 }
 
-void install_fault_handlers() {
-  static const bool once = [] {
-    struct sigaction action {};
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // the handler does not return: keep the signal unblocked
-    action.sa_sigaction = on_memory_fault;
-    sigaction(SIGSEGV, &action, nullptr);
-    sigaction(SIGBUS, &action, nullptr);
+FaultHandlers::FaultHandlers() {
+  struct sigaction action {};
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // the handler does not return: keep the signal unblocked
+  action.sa_sigaction = on_memory_fault;
+  for (std::size_t i = 0; i < std::size(kMemoryFaults); ++i) sigaction(kMemoryFaults[i], &action, &saved_[i]);
+  static const bool once = [&] {
+    // For good: an interruption may arrive when its launch is over, and is ignored then.
     action.sa_sigaction = on_watchdog;
     sigaction(SIGUSR2, &action, nullptr);
     std::thread(watch).detach();
     return true;
   }();
   (void)once;
+}
+
+FaultHandlers::~FaultHandlers() {
+  for (std::size_t i = 0; i < std::size(kMemoryFaults); ++i) sigaction(kMemoryFaults[i], &saved_[i], nullptr);
 }
 
 void enter_worker(Worker& worker) {

@@ -390,7 +390,7 @@ void Launch::run() {
   struct Done {
     ~Done() { g_running = false; }
   } done;
-  install_fault_handlers();
+  const FaultHandlers handlers;
 
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   const std::uint64_t wanted = options.workers > 0 ? static_cast<std::uint64_t>(options.workers) : cores;

@@ -1,0 +1,209 @@
+#include "common/stage/results_markdown.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "common/attention/cost.hpp"
+#include "common/stage/command_line.hpp"
+#include "common/stage/ladder.hpp"
+#include "common/stage/table.hpp"
+
+namespace stage {
+namespace {
+
+constexpr const char* kBeginMarker = "<!-- results:";
+constexpr const char* kEndMarker = "<!-- /results -->";
+constexpr const char* kStale = " (stale)";
+constexpr const char* kStaleMeaning = "Stale: the chapter's kernel files have changed since they were measured.\n";
+constexpr const char* kNothingYet =
+    "There is no measurement yet: the table appears after `./learn bench` on a machine with a GPU.\n";
+
+/// A cell without what would end it or turn into markup.
+std::string escaped(const std::string& cell) {
+  std::string out;
+  for (const char c : cell) {
+    if (std::string("\\|*<`").find(c) != std::string::npos) out += '\\';
+    out += c == '\n' ? ' ' : c;
+  }
+  return out;
+}
+
+bool starts_like_a_number(const std::string& cell) {
+  const std::size_t sign = !cell.empty() && (cell[0] == '-' || cell[0] == '+');
+  return cell == "-" || (cell.size() > sign && std::isdigit(static_cast<unsigned char>(cell[sign])));
+}
+
+/// A table as GitHub and Doxygen read it; numbers right-aligned, but for the first column, which names the row.
+std::string markdown_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
+  const auto line = [&](const std::vector<std::string>& cells) {
+    std::string out = "|";
+    for (std::size_t c = 0; c < header.size(); ++c) out += " " + (c < cells.size() ? cells[c] : "") + " |";
+    return out + "\n";
+  };
+  std::string rule = "|";
+  for (std::size_t c = 0; c < header.size(); ++c) {
+    const bool numbers = c > 0 && std::all_of(rows.begin(), rows.end(), [&](const auto& row) {
+                           return c >= row.size() || starts_like_a_number(row[c]);
+                         });
+    rule += numbers ? "---:|" : "---|";
+  }
+  std::string out = line(header) + rule + "\n";
+  for (const auto& row : rows) out += line(row);
+  return out;
+}
+
+/// The same of a chapter's own table, whose cells are plain text.
+std::string markdown_table(const Results::Table& table, bool stale) {
+  std::vector<std::string> header;
+  for (const std::string& cell : table.header) header.push_back(escaped(cell));
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& row : table.rows) {
+    rows.emplace_back();
+    for (const std::string& cell : row) rows.back().push_back(escaped(cell));
+    if (stale && !rows.back().empty()) rows.back()[0] += kStale;
+  }
+  return markdown_table(header, rows);
+}
+
+std::string describe(const MeasuredMachine& measured) {
+  const auto dash = measured.commit.find('-');
+  constexpr std::size_t kShortCommit = 12;
+  const std::string commit = measured.commit.substr(0, std::min(dash, kShortCommit)) +
+                             (dash == std::string::npos ? "" : measured.commit.substr(dash));
+  const gpu::DeviceInfo& machine = measured.machine;
+  return fmt::format("{}, {} multiprocessors at up to {} MHz, driver {}, CUDA {}; measured on {}, commit `{}`.\n",
+                     machine.name, machine.multiprocessors, machine.clock_khz / 1000, machine.driver, machine.cuda,
+                     measured.date, commit);
+}
+
+bool is_stale(const MeasuredChapter& chapter, const KernelHashes& present) {
+  const auto now = present.find(chapter.folder);
+  return now == present.end() || now->second != chapter.hashes;
+}
+
+std::string format_spread(const Row& row) {
+  if (row.samples.empty()) return "-";
+  return fmt::format("{} … {}", format_seconds(percentile(row.samples, 0.1)),
+                     format_seconds(percentile(row.samples, 0.9)));
+}
+
+/// Bytes a second of a kernel that is not credited with FLOPs.
+std::string format_bandwidth(const Row& row) {
+  if (!row.seconds || row.flops || !row.bytes_predicted) return "-";
+  return fmt::format("{:.0f}", *row.bytes_predicted / *row.seconds / 1e9);
+}
+
+std::string rows_markdown(const std::vector<Row>& rows, bool stale) {
+  std::vector<std::string> header = {"kernel",  "verdict", "error",   "time",           "10th … 90th percentile",
+                                     "TFLOP/s", "GB/s",    "of roof", "bytes predicted"};
+  std::vector<std::vector<std::string>> cells;
+  std::string legend;
+  for (const Row& row : rows) {
+    const std::string name = "`" + row.kernel + "`";
+    cells.push_back({name + (stale ? kStale : ""), escaped(short_verdict(row)), format_error(row.error),
+                     row.seconds ? format_seconds(*row.seconds) : "-", format_spread(row), format_teraflops(row),
+                     format_bandwidth(row), format_share_of_roof(row), format_bytes_or_dash(row.bytes_predicted)});
+    if (!row.summary.empty()) legend += "\n- " + name + ": " + escaped(row.summary);
+    if (row.verdict.starts_with("refused")) legend += "\n- " + name + ": " + escaped(row.verdict);
+  }
+  drop_empty_columns(header, cells);
+  return markdown_table(header, cells) + legend + (legend.empty() ? "" : "\n");
+}
+
+std::string measured_chapter(const MeasuredChapter& chapter, const std::vector<std::string>& tables, bool stale) {
+  std::string out;
+  if (!chapter.step.problem.empty()) out += "\nProblem: " + escaped(chapter.step.problem) + ", fp32.\n";
+  if (!chapter.step.rows.empty()) out += "\n" + rows_markdown(chapter.step.rows, stale);
+  for (const std::string& name : tables) {
+    const auto& recorded = chapter.step.tables;
+    const auto table = std::find_if(recorded.begin(), recorded.end(), [&](const auto& t) { return t.name == name; });
+    out += "\n" + (table != recorded.end() ? markdown_table(*table, stale)
+                                           : fmt::format("The table `{}` is not among these results.\n", name));
+  }
+  if (stale) out += std::string("\n") + kStaleMeaning;
+  return out;
+}
+
+}  // namespace
+
+double percentile(std::vector<double> samples, double share) {
+  if (samples.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::sort(samples.begin(), samples.end());
+  const double at = share * static_cast<double>(samples.size() - 1);
+  const auto below = static_cast<std::size_t>(at);
+  const std::size_t above = std::min(below + 1, samples.size() - 1);
+  return std::lerp(samples[below], samples[above], at - std::floor(at));
+}
+
+Region find_region(const std::string& text, const std::string& name, const std::string& path) {
+  Region region;
+  int begins = 0, others = 0, ends = 0;
+  bool in_order = true;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t next = std::min(text.find('\n', at), text.size() - 1) + 1;
+    std::string line = text.substr(at, next - at);
+    line.erase(line.find_last_not_of(" \r\n") + 1);
+    if (line == kEndMarker) {
+      region.end = at;
+      ++ends;
+      in_order = in_order && begins > 0;
+    } else if (line.starts_with(kBeginMarker) && line.ends_with("-->")) {
+      const std::size_t length = std::string(kBeginMarker).size();
+      std::istringstream words(line.substr(length, line.size() - length - 3));
+      std::string of, table;
+      words >> of;
+      ++(of == name ? begins : others);
+      region.begin = next;
+      region.tables.clear();
+      while (words >> table) region.tables.push_back(table);
+    }
+    at = next;
+  }
+  if (begins != 1 || others != 0 || ends != 1 || !in_order) {
+    throw BadArgument(
+        fmt::format("'{}' has {} lines '{}{} -->', {} of another region and {} '{}'; allowed: the first and, "
+                    "below it, the last, once each",
+                    path, begins, kBeginMarker, name, others, ends, kEndMarker));
+  }
+  return region;
+}
+
+std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const std::string& folder,
+                             const std::vector<std::string>& tables, const KernelHashes& present) {
+  std::string out;
+  for (const MeasuredMachine& measured : machines) {
+    for (const MeasuredChapter& chapter : measured.chapters) {
+      if (chapter.folder != folder) continue;
+      out += (out.empty() ? "" : "\n") + describe(measured) +
+             measured_chapter(chapter, tables, is_stale(chapter, present));
+    }
+  }
+  return out.empty() ? kNothingYet : out;
+}
+
+std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const KernelHashes& present) {
+  std::string out;
+  for (const MeasuredMachine& measured : machines) {
+    std::vector<Step> steps;
+    bool any_stale = false;
+    for (const MeasuredChapter& chapter : measured.chapters) {
+      const bool stale = is_stale(chapter, present);
+      steps.push_back(chapter.step);
+      for (Row& row : steps.back().rows) row.kernel = "`" + row.kernel + "`" + (stale ? kStale : "");
+      any_stale = any_stale || (stale && !chapter.step.problem.empty());
+    }
+    const Results::Table ladder = ladder_table(steps);
+    if (ladder.rows.empty()) continue;
+    out += (out.empty() ? "" : "\n") + describe(measured) +
+           "A ratio stands where the row above solved the same problem.\n\n" +
+           markdown_table(ladder.header, ladder.rows) + (any_stale ? std::string("\n") + kStaleMeaning : "");
+  }
+  return out.empty() ? kNothingYet : out;
+}
+
+}  // namespace stage

@@ -10,8 +10,8 @@
 
 namespace gpu {
 
-/// Owns `size` elements of device memory, 256-byte aligned. Fresh memory holds NaN (bytes 0xFF), so that a result nobody
-/// wrote cannot look right.
+/// Owns `size` elements of device memory, 256-byte aligned. Fresh memory holds NaN (bytes 0xFF), so that a result
+/// nobody wrote cannot look right.
 template <class T>
 class DeviceBuffer {
  public:

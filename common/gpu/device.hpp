@@ -21,20 +21,20 @@ struct Error : std::runtime_error {
 
 /// What the program runs on.
 struct DeviceInfo {
-  std::string name;              ///< "NVIDIA H200", or "emulator"
+  std::string name;  ///< "NVIDIA H200", or "emulator"
   bool emulated = false;
-  bool checked = false;          ///< the checking build of the emulator: races, bounds, counts
-  int compute_capability = 0;    ///< 90 for sm_90; what the emulator imitates
+  bool checked = false;        ///< the checking build of the emulator: races, bounds, counts
+  int compute_capability = 0;  ///< 90 for sm_90; what the emulator imitates
   int multiprocessors = 0;
   int max_threads_per_multiprocessor = 0;
   std::size_t shared_memory_per_block = 0;           ///< with opt-in, bytes
   std::size_t shared_memory_per_multiprocessor = 0;  ///< bytes
   std::size_t memory_total = 0;                      ///< bytes
   std::size_t l2_bytes = 0;
-  int clock_khz = 0;             ///< highest multiprocessor clock; 0 on the emulator
-  std::string driver;            ///< "580.159", empty on the emulator
-  std::string cuda;              ///< "13.0", empty on the emulator
-  std::string built_for;         ///< the architectures in this binary, "sm_80, sm_90a"; empty on the emulator
+  int clock_khz = 0;      ///< highest multiprocessor clock; 0 on the emulator
+  std::string driver;     ///< "580.159", empty on the emulator
+  std::string cuda;       ///< "13.0", empty on the emulator
+  std::string built_for;  ///< the architectures in this binary, "sm_80, sm_90a"; empty on the emulator
 };
 
 /// \throws Error when there is no usable GPU, or when this binary holds no code for it (names both).

@@ -45,7 +45,7 @@ struct Counts {
   std::uint64_t global_stored = 0;  ///< bytes stored (atomics count as a load and a store)
   std::uint64_t shared_loaded = 0;  ///< bytes
   std::uint64_t shared_stored = 0;
-  std::uint64_t barriers = 0;       ///< block barriers completed
+  std::uint64_t barriers = 0;  ///< block barriers completed
   std::uint64_t launches = 0;
 };
 

@@ -2,10 +2,11 @@
 /// \file
 /// Number formats and the fast elementary functions.
 ///
-/// `__half` (fp16: 5 exponent bits, 10 of fraction, largest 65504) and `__nv_bfloat16` (bf16: the 8 exponent bits of fp32, 7 of
-/// fraction). bf16 has the wider range, fp16 the finer rounding. Conversions from fp32 round to nearest, ties to even.
-/// `__expf`, `__logf` and `gpu::exp2_approximate` are the hardware's approximations on a GPU, and the ordinary functions on the
-/// emulator, which cannot tell how the hardware rounds them.
+/// `__half` (fp16: 5 exponent bits, 10 of fraction, largest 65504) and `__nv_bfloat16` (bf16: the 8 exponent bits of
+/// fp32, 7 of fraction). bf16 has the wider range, fp16 the finer rounding. Conversions from fp32 round to nearest,
+/// ties to even.
+/// `__expf`, `__logf` and `gpu::exp2_approximate` are the hardware's approximations on a GPU, and the ordinary
+/// functions on the emulator, which cannot tell how the hardware rounds them.
 
 #include "common/gpu/launch.cuh"
 

@@ -44,8 +44,8 @@ expect 0 './learn run' help
 expect 0 './learn test' --help
 expect 0 './learn test' run --help
 expect 2 './learn run'
-expect_refused 'run, test, help' fly
-expect_refused 'run, test, help' fly --emulator
+expect_refused 'run, test, bench, tables, help' fly
+expect_refused 'run, test, bench, tables, help' fly --emulator
 expect_refused 'there are: 00 01 02 03' run 99
 expect_refused 'there are: 00 01 02 03' run 04
 expect_refused 'there are: 00 01 02 03' test 99
@@ -54,6 +54,10 @@ expect_refused "./learn run 02 --head-dim" run --emulator --head-dim 64
 expect_refused '--seed needs a value' run --seed
 expect_refused "'--fast' is not an option" test --fast
 expect_refused "'03' is too much" test 02 03
+expect_refused "'03' is too much" bench 03
+expect_refused 'says nothing about time' bench --emulator
+expect_refused "'--fast' is not an option" tables --fast
+expect_refused "'03' is too much" tables --check 03
 
 # From another folder, and through a link.
 (cd "$folder" && ln -s "$learn" shortcut && ./shortcut help >/dev/null) || wrong "learn through a link"

@@ -15,7 +15,8 @@ namespace gpu {
 /// The block's shared storage. 1024-byte aligned, as the widest swizzle wants it.
 template <class Shared>
 __device__ __forceinline__ Shared& shared_memory() {
-  static_assert(std::is_trivially_destructible_v<Shared>, "shared storage is plain data: nobody constructs or destroys it");
+  static_assert(std::is_trivially_destructible_v<Shared>,
+                "shared storage is plain data: nobody constructs or destroys it");
   extern __shared__ __align__(1024) unsigned char gpu_shared_storage[];
   return *reinterpret_cast<Shared*>(gpu_shared_storage);
 }

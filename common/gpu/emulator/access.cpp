@@ -1,8 +1,8 @@
 /// \file
 /// One memory access of a kernel, in the checking build.
 ///
-/// Kernels are compiled with -fsanitize=thread, but linked without its runtime: the compiler calls the `__tsan_*` functions
-/// at the end of this file at every load and store, and they lead to `observe`.
+/// Kernels are compiled with -fsanitize=thread, but linked without its runtime: the compiler calls the `__tsan_*`
+/// functions at the end of this file at every load and store, and they lead to `observe`.
 
 #include "common/gpu/emulator/access.hpp"
 
@@ -28,7 +28,8 @@ struct Image {
             const auto& segment = info->dlpi_phdr[i];
             if (segment.p_type != PT_LOAD) continue;
             image.low = std::min(image.low, static_cast<std::uintptr_t>(info->dlpi_addr + segment.p_vaddr));
-            image.high = std::max(image.high, static_cast<std::uintptr_t>(info->dlpi_addr + segment.p_vaddr + segment.p_memsz));
+            image.high =
+                std::max(image.high, static_cast<std::uintptr_t>(info->dlpi_addr + segment.p_vaddr + segment.p_memsz));
           }
           return 1;  // the first entry is the program itself
         },
@@ -66,8 +67,9 @@ void find(Place place, const std::string& what) {
 void observe_shared(std::uintptr_t offset, std::size_t bytes, AccessKind kind, Place place) {
   Block& block = *t_thread->block;
   if (offset + bytes > block.memory->shared_bytes()) {
-    find(place, std::string("out of bounds: ") + verb(kind) + " " + std::to_string(bytes) + " bytes of shared memory at offset " +
-                    std::to_string(offset) + ", the kernel has " + std::to_string(block.memory->shared_bytes()));
+    find(place, std::string("out of bounds: ") + verb(kind) + " " + std::to_string(bytes) +
+                    " bytes of shared memory at offset " + std::to_string(offset) + ", the kernel has " +
+                    std::to_string(block.memory->shared_bytes()));
     return;
   }
   if (kind != AccessKind::store) t_worker->counts.shared_loaded += bytes;
@@ -123,9 +125,10 @@ void observe(std::uintptr_t address, std::size_t bytes, AccessKind kind, Place p
   }
   static const Image image;
   if (address - image.low < image.high - image.low || is_parameter(address)) return;
-  find(place, std::string("foreign memory: ") + verb(kind) +
-                  " memory that is neither shared memory nor a device buffer nor this thread's own: a host pointer, a freed "
-                  "buffer, or another thread's local variable");
+  find(place,
+       std::string("foreign memory: ") + verb(kind) +
+           " memory that is neither shared memory nor a device buffer nor this thread's own: a host pointer, a freed "
+           "buffer, or another thread's local variable");
 }
 
 }  // namespace
@@ -159,7 +162,8 @@ __attribute__((always_inline)) inline void hook(const volatile void* pointer, st
   if (!me) return;
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   if (address - me->stack_low < me->stack_high - me->stack_low) return;
-  gpu::emulator::observe_access(const_cast<const void*>(pointer), bytes, kind, gpu::emulator::Place::code(return_address));
+  gpu::emulator::observe_access(const_cast<const void*>(pointer), bytes, kind,
+                                gpu::emulator::Place::code(return_address));
 }
 
 }  // namespace
@@ -176,17 +180,23 @@ void __tsan_vptr_read(void**) {}
 void __tsan_ignore_thread_begin() {}
 void __tsan_ignore_thread_end() {}
 
-#define HOOKS(bytes)                                                                   \
-  void __tsan_read##bytes(void* p) { HOOK(p, bytes, load); }                           \
-  void __tsan_write##bytes(void* p) { HOOK(p, bytes, store); }                         \
-  void __tsan_unaligned_read##bytes(void* p) { HOOK(p, bytes, load); }                 \
-  void __tsan_unaligned_write##bytes(void* p) { HOOK(p, bytes, store); }               \
-  void __tsan_volatile_read##bytes(void* p) { HOOK(p, bytes, load); }                  \
-  void __tsan_volatile_write##bytes(void* p) { HOOK(p, bytes, store); }                \
-  void __tsan_unaligned_volatile_read##bytes(void* p) { HOOK(p, bytes, load); }        \
-  void __tsan_unaligned_volatile_write##bytes(void* p) { HOOK(p, bytes, store); }      \
-  void __tsan_read_write##bytes(void* p) { HOOK(p, bytes, load); HOOK(p, bytes, store); } \
-  void __tsan_unaligned_read_write##bytes(void* p) { HOOK(p, bytes, load); HOOK(p, bytes, store); }
+#define HOOKS(bytes)                                                              \
+  void __tsan_read##bytes(void* p) { HOOK(p, bytes, load); }                      \
+  void __tsan_write##bytes(void* p) { HOOK(p, bytes, store); }                    \
+  void __tsan_unaligned_read##bytes(void* p) { HOOK(p, bytes, load); }            \
+  void __tsan_unaligned_write##bytes(void* p) { HOOK(p, bytes, store); }          \
+  void __tsan_volatile_read##bytes(void* p) { HOOK(p, bytes, load); }             \
+  void __tsan_volatile_write##bytes(void* p) { HOOK(p, bytes, store); }           \
+  void __tsan_unaligned_volatile_read##bytes(void* p) { HOOK(p, bytes, load); }   \
+  void __tsan_unaligned_volatile_write##bytes(void* p) { HOOK(p, bytes, store); } \
+  void __tsan_read_write##bytes(void* p) {                                        \
+    HOOK(p, bytes, load);                                                         \
+    HOOK(p, bytes, store);                                                        \
+  }                                                                               \
+  void __tsan_unaligned_read_write##bytes(void* p) {                              \
+    HOOK(p, bytes, load);                                                         \
+    HOOK(p, bytes, store);                                                        \
+  }
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)
@@ -212,24 +222,24 @@ void* __tsan_memset(void* to, int value, std::size_t bytes) {
 }
 
 // C++ atomics in host code of the same file: carried out, not watched. Kernels use atomic.cuh, which is.
-#define ATOMICS(bits, T)                                                                                                  \
-  T __tsan_atomic##bits##_load(const volatile T* a, int) { return __atomic_load_n(a, __ATOMIC_SEQ_CST); }                \
-  void __tsan_atomic##bits##_store(volatile T* a, T v, int) { __atomic_store_n(a, v, __ATOMIC_SEQ_CST); }                \
-  T __tsan_atomic##bits##_exchange(volatile T* a, T v, int) { return __atomic_exchange_n(a, v, __ATOMIC_SEQ_CST); }      \
-  T __tsan_atomic##bits##_fetch_add(volatile T* a, T v, int) { return __atomic_fetch_add(a, v, __ATOMIC_SEQ_CST); }      \
-  T __tsan_atomic##bits##_fetch_sub(volatile T* a, T v, int) { return __atomic_fetch_sub(a, v, __ATOMIC_SEQ_CST); }      \
-  T __tsan_atomic##bits##_fetch_and(volatile T* a, T v, int) { return __atomic_fetch_and(a, v, __ATOMIC_SEQ_CST); }      \
-  T __tsan_atomic##bits##_fetch_or(volatile T* a, T v, int) { return __atomic_fetch_or(a, v, __ATOMIC_SEQ_CST); }        \
-  T __tsan_atomic##bits##_fetch_xor(volatile T* a, T v, int) { return __atomic_fetch_xor(a, v, __ATOMIC_SEQ_CST); }      \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* a, T* c, T v, int, int) {                                \
-    return __atomic_compare_exchange_n(a, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                              \
-  }                                                                                                                       \
-  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* a, T* c, T v, int, int) {                                  \
-    return __atomic_compare_exchange_n(a, c, v, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                               \
-  }                                                                                                                       \
-  T __tsan_atomic##bits##_compare_exchange_val(volatile T* a, T c, T v, int, int) {                                      \
-    __atomic_compare_exchange_n(a, &c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                                    \
-    return c;                                                                                                             \
+#define ATOMICS(bits, T)                                                                                            \
+  T __tsan_atomic##bits##_load(const volatile T* a, int) { return __atomic_load_n(a, __ATOMIC_SEQ_CST); }           \
+  void __tsan_atomic##bits##_store(volatile T* a, T v, int) { __atomic_store_n(a, v, __ATOMIC_SEQ_CST); }           \
+  T __tsan_atomic##bits##_exchange(volatile T* a, T v, int) { return __atomic_exchange_n(a, v, __ATOMIC_SEQ_CST); } \
+  T __tsan_atomic##bits##_fetch_add(volatile T* a, T v, int) { return __atomic_fetch_add(a, v, __ATOMIC_SEQ_CST); } \
+  T __tsan_atomic##bits##_fetch_sub(volatile T* a, T v, int) { return __atomic_fetch_sub(a, v, __ATOMIC_SEQ_CST); } \
+  T __tsan_atomic##bits##_fetch_and(volatile T* a, T v, int) { return __atomic_fetch_and(a, v, __ATOMIC_SEQ_CST); } \
+  T __tsan_atomic##bits##_fetch_or(volatile T* a, T v, int) { return __atomic_fetch_or(a, v, __ATOMIC_SEQ_CST); }   \
+  T __tsan_atomic##bits##_fetch_xor(volatile T* a, T v, int) { return __atomic_fetch_xor(a, v, __ATOMIC_SEQ_CST); } \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* a, T* c, T v, int, int) {                           \
+    return __atomic_compare_exchange_n(a, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                         \
+  }                                                                                                                 \
+  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* a, T* c, T v, int, int) {                             \
+    return __atomic_compare_exchange_n(a, c, v, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                          \
+  }                                                                                                                 \
+  T __tsan_atomic##bits##_compare_exchange_val(volatile T* a, T c, T v, int, int) {                                 \
+    __atomic_compare_exchange_n(a, &c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                               \
+    return c;                                                                                                       \
   }
 ATOMICS(8, std::uint8_t)
 ATOMICS(16, std::uint16_t)

@@ -90,6 +90,7 @@ void memory_fence() noexcept { note_device_order(); }
 
 void pause(Site site) {
   const Unwatched scope;
-  take_turns("__nanosleep", site, false); }
+  take_turns("__nanosleep", site, false);
+}
 
 }  // namespace gpu::emulator

@@ -22,8 +22,8 @@ void pause(Site site);
 
 }  // namespace gpu::emulator
 
-#define GPU_ATOMIC_FUNCTION(name, operation, T)                                                     \
-  inline T name(T* address, T value, gpu::emulator::Site site = gpu::emulator::Site::here()) {      \
+#define GPU_ATOMIC_FUNCTION(name, operation, T)                                                           \
+  inline T name(T* address, T value, gpu::emulator::Site site = gpu::emulator::Site::here()) {            \
     return gpu::emulator::atomic_update(gpu::emulator::AtomicOperation::operation, address, value, site); \
   }
 GPU_ATOMIC_FUNCTION(atomicAdd, add, int)
@@ -50,7 +50,9 @@ inline unsigned atomicCAS(unsigned* address, unsigned expected, unsigned desired
 
 inline void __threadfence() { gpu::emulator::memory_fence(); }
 inline void __threadfence_block() { gpu::emulator::memory_fence(); }
-inline void __nanosleep(unsigned, gpu::emulator::Site site = gpu::emulator::Site::here()) { gpu::emulator::pause(site); }
+inline void __nanosleep(unsigned, gpu::emulator::Site site = gpu::emulator::Site::here()) {
+  gpu::emulator::pause(site);
+}
 
 namespace gpu {
 

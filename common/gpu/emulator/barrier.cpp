@@ -47,7 +47,8 @@ void Block::on_exit(Thread& thread) {
   progress();
   for (const WarpMeeting& meeting : meetings[static_cast<std::size_t>(thread.warp)]) {
     if (meeting.arrived && (meeting.mask >> thread.lane & 1u)) {
-      fault(meeting.site, "lane " + std::to_string(thread.lane) + " is named in the mask, but its thread has exited; lanes wait for it");
+      fault(meeting.site, "lane " + std::to_string(thread.lane) +
+                              " is named in the mask, but its thread has exited; lanes wait for it");
     }
   }
   if (alive > 0 && static_cast<int>(barrier.waiting.size()) == alive) release(*this);

@@ -3,11 +3,11 @@
 /// The emulator's inside: threads as fibers, blocks, the workers that run them, a launch. Not for kernels.
 ///
 /// One CUDA thread is one fiber (Boost.Context). A block stays on one OS thread (a worker), which switches between its
-/// fibers wherever a thread has to wait; blocks run in parallel on the workers. A worker runs one block at a time and takes
-/// up another only when nothing in the first gets anywhere without it (`Worker::rotate`).
+/// fibers wherever a thread has to wait; blocks run in parallel on the workers. A worker runs one block at a time and
+/// takes up another only when nothing in the first gets anywhere without it (`Worker::rotate`).
 ///
-/// What synchronises asks its Block: `barrier.cpp`, `warp.cpp`, `atomic.cpp`. What is checked of each memory access is in
-/// `access.cpp` (where does the address point?) and `race.hpp` (who else touched it, in which order?).
+/// What synchronises asks its Block: `barrier.cpp`, `warp.cpp`, `atomic.cpp`. What is checked of each memory access is
+/// in `access.cpp` (where does the address point?) and `race.hpp` (who else touched it, in which order?).
 
 #include <atomic>
 #include <boost/context/fiber.hpp>
@@ -15,6 +15,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,20 @@ class Random {
   std::uint64_t state_;
 };
 
+/// A started cp.async. `from` is null where zeros arrive.
+struct AsyncCopy {
+  unsigned char* to;
+  const void* from;
+  std::size_t bytes;
+  Place place;
+};
+
+/// The copies of a thread that it has not waited for: committed groups, oldest first, and the open one.
+struct AsyncCopies {
+  std::deque<std::vector<AsyncCopy>> groups;
+  std::vector<AsyncCopy> open;
+};
+
 /// A CUDA thread.
 struct Thread {
   boost::context::fiber own;        ///< the suspended thread, while the scheduler runs
@@ -72,6 +87,8 @@ struct Thread {
   std::uint64_t value = 0;
   int source = 0;
   std::uint64_t result = 0;
+
+  AsyncCopies copies;
 
   std::string abandoned;  ///< set by a signal handler: why this thread was stopped for good
 };
@@ -173,11 +190,11 @@ struct Worker {
   Launch& launch;
   std::vector<std::unique_ptr<Block>> resident;
   std::size_t current = 0;
-  std::atomic<std::uint64_t> turns{0};     ///< context switches: a worker whose count stands still computes (faults.cpp)
+  std::atomic<std::uint64_t> turns{0};  ///< context switches: a worker whose count stands still computes (faults.cpp)
   std::atomic<std::uint64_t> progress{0};  ///< events that moved some thread on
   std::atomic<bool> in_thread{false};
   std::atomic<bool> interrupted{false};  ///< the running thread has computed for too long
-  unsigned long handle = 0;  ///< pthread_t
+  unsigned long handle = 0;              ///< pthread_t
   Counts counts;
   std::vector<Site> seen;
 
@@ -261,6 +278,11 @@ std::string position(const Block& block, int thread);
 std::string position(const Thread& thread);
 /// "0-31,40": for lists of threads.
 std::string ranges(std::vector<int> numbers);
+/// "0.3 s"
+std::string seconds(double value);
+
+// async_copy.cpp
+void require_no_copies(const Thread& thread);
 
 // memory.cpp
 /// Damage to the red zones of device buffers since the last look; empty if none.

@@ -17,14 +17,15 @@ const DeviceInfo& device() {
     d.name = "emulator";
     d.emulated = true;
     d.checked = emulator::checking();
-    // Compute capability 9.0 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"); an H200 has
-    // 132 multiprocessors.
+    // Compute capability 9.0 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"); an H200
+    // has 132 multiprocessors.
     d.compute_capability = 90;
     d.multiprocessors = 132;
     d.max_threads_per_multiprocessor = 2048;
     d.shared_memory_per_block = 227 * 1024;
     d.shared_memory_per_multiprocessor = 228 * 1024;
-    d.memory_total = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    d.memory_total =
+        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     return d;
   }();
   return info;

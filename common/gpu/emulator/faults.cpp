@@ -1,8 +1,8 @@
 /// \file
 /// Faults that the operating system sees first, and threads that never give way.
 ///
-/// A signal handler stops the running CUDA thread by switching back to its scheduler, which reports the fault as an Error of
-/// the launch. The thread's frames are left as they are.
+/// A signal handler stops the running CUDA thread by switching back to its scheduler, which reports the fault as an
+/// Error of the launch. The thread's frames are left as they are.
 
 #include <pthread.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ void on_memory_fault(int signal_number, siginfo_t* info, void*) {
   std::string what;
   if (address - (me.stack_low - 4096) < 8192) {
     what = "stack overflow: the thread's local variables need more than 64 KB";
-  } else if (address - (shared - 4096) < bytes + 3 * 4096) {
+  } else if (address - (shared - 4096) < (bytes + 4095) / 4096 * 4096 + 3 * 4096) {  // up to the guard behind it
     what = "out of bounds: shared memory at offset " + std::to_string(static_cast<std::ptrdiff_t>(address - shared)) +
            ", the kernel has " + std::to_string(bytes) + " bytes";
   } else if (address < 4096) {
@@ -52,7 +52,8 @@ void on_watchdog(int, siginfo_t*, void*) {
   if (t_watched) {
     abandon_endless();
   } else if (t_worker) {
-    t_worker->interrupted = true;  // inside the emulator, which must not be left in the middle of things: at its next entry
+    t_worker->interrupted =
+        true;  // inside the emulator, which must not be left in the middle of things: at its next entry
   }
 }
 
@@ -96,8 +97,9 @@ void abandon(std::string reason) {
 void abandon_endless() {
   t_watched = nullptr;
   abandon("a thread computes without end: no barrier, atomic or exit for " +
-          std::to_string(static_cast<int>(t_thread->block->launch.options.stall_seconds)) +
-          " s. A loop that waits for another thread must read with gpu::load_acquire or an atomic " + position(*t_thread));
+          seconds(t_thread->block->launch.options.stall_seconds) +
+          ". A loop that waits for another thread must read with gpu::load_acquire or an atomic " +
+          position(*t_thread));
 }
 
 FaultHandlers::FaultHandlers() {

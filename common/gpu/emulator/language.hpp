@@ -19,8 +19,8 @@
 /// Static shared variables would escape the emulator's limits, poison and race checks.
 #define __shared__ _Pragma("GCC error \"put shared variables into the struct given to gpu::launch<Shared>(...)\"")
 
-// CUDA's vector types. Reinterpreting four floats as a float4 is how a kernel asks for one 16-byte access, so these types
-// may alias others; the alignment is CUDA's.
+// CUDA's vector types. Reinterpreting four floats as a float4 is how a kernel asks for one 16-byte access, so these
+// types may alias others; the alignment is CUDA's.
 #define GPU_VECTOR_TYPE(bytes) struct __attribute__((__may_alias__, __aligned__(bytes)))
 GPU_VECTOR_TYPE(4) uint3 { unsigned x, y, z; };
 GPU_VECTOR_TYPE(8) float2 { float x, y; };

@@ -14,12 +14,13 @@ namespace emulator {
 
 /// A kernel with its arguments, as the scheduler sees it: something that every thread calls.
 struct KernelCall {
-  const void* object;              ///< kernel and arguments
-  std::size_t bytes;               ///< size of the object: threads may read their parameters there
+  const void* object;  ///< kernel and arguments
+  std::size_t bytes;   ///< size of the object: threads may read their parameters there
   void (*invoke)(const void* object);
 };
 
-/// Runs all blocks and returns when they are done. \throws Error with the first fault, or with all findings of the checks.
+/// Runs all blocks and returns when they are done. \throws Error with the first fault, or with all findings of the
+/// checks.
 void run_kernel(const KernelCall& call, const LaunchShape& shape, std::size_t shared_bytes);
 
 /// The running block's shared storage. \throws Error (in the kernel) if the launch gave less than `bytes`.
@@ -29,7 +30,8 @@ void* shared_storage(std::size_t bytes, Site site);
 
 template <class Shared>
 Shared& shared_memory(emulator::Site site = emulator::Site::here()) {
-  static_assert(std::is_trivially_destructible_v<Shared>, "shared storage is plain data: nobody constructs or destroys it");
+  static_assert(std::is_trivially_destructible_v<Shared>,
+                "shared storage is plain data: nobody constructs or destroys it");
   return *static_cast<Shared*>(emulator::shared_storage(sizeof(Shared), site));
 }
 

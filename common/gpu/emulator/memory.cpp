@@ -68,15 +68,16 @@ void BlockMemory::reserve(int threads, std::size_t shared_bytes) {
   if (threads > stack_count_) {
     release_stacks();
     stack_count_ = threads;
-    stacks_ = static_cast<unsigned char*>(
-        map_pages(static_cast<std::size_t>(threads) * kStack, PROT_READ | PROT_WRITE));
+    stacks_ =
+        static_cast<unsigned char*>(map_pages(static_cast<std::size_t>(threads) * kStack, PROT_READ | PROT_WRITE));
     guarded_ = (g_guarded_stacks += threads) <= kMaxGuardedStacks;
     if (!guarded_) g_guarded_stacks -= threads;
     for (int i = 0; guarded_ && i < threads; ++i) {
       mprotect(stacks_ + static_cast<std::size_t>(i) * kStack, kPage, PROT_NONE);
     }
   }
-  const std::size_t needed = round_up(shared_bytes, kPage) + 3 * kPage;  // a guard page, the storage, a red zone, a guard
+  const std::size_t needed =
+      round_up(shared_bytes, kPage) + 3 * kPage;  // a guard page, the storage, a red zone, a guard
   if (needed != mapping_bytes_) {
     if (mapping_) munmap(mapping_, mapping_bytes_);
     mapping_ = nullptr;
@@ -163,7 +164,8 @@ std::string describe_address(std::uintptr_t address) {
   if (const Allocation* a = find_allocation(address)) {
     const std::string what = "'" + a->label + "' (" + std::to_string(a->bytes) + " bytes)";
     if (address < a->data) return std::to_string(a->data - address) + " bytes before the start of " + what;
-    if (address >= a->data + a->bytes) return std::to_string(address - a->data - a->bytes) + " bytes past the end of " + what;
+    if (address >= a->data + a->bytes)
+      return std::to_string(address - a->data - a->bytes) + " bytes past the end of " + what;
     return "byte " + std::to_string(address - a->data) + " of " + what;
   }
   char text[64];

@@ -2,8 +2,8 @@
 /// \file
 /// Device buffers on the emulator. Not for kernels.
 ///
-/// Each buffer has a mapping of its own: an inaccessible margin, a red zone, the data, a red zone, a margin. The red zones
-/// hold 0xFF: reading one gives NaN, and writing one is found after the launch. The margins fault at once.
+/// Each buffer has a mapping of its own: an inaccessible margin, a red zone, the data, a red zone, a margin. The red
+/// zones hold 0xFF: reading one gives NaN, and writing one is found after the launch. The margins fault at once.
 
 #include <cstddef>
 #include <cstdint>

@@ -35,8 +35,7 @@ constexpr __half __float2half_rn(float x) {
   const int exponent = static_cast<int>(magnitude >> 23);
   if (exponent < 102) return {static_cast<std::uint16_t>(sign)};  // under half of the smallest subnormal
   const int cut = exponent < 113 ? 126 - exponent : 13;
-  const std::uint32_t significand =
-      exponent < 113 ? (magnitude & 0x7fffffu) | 0x800000u : magnitude - (112u << 23);
+  const std::uint32_t significand = exponent < 113 ? (magnitude & 0x7fffffu) | 0x800000u : magnitude - (112u << 23);
   const std::uint32_t half_unit = 1u << (cut - 1);
   const std::uint32_t kept = significand >> cut;
   const std::uint32_t rest = significand & ((1u << cut) - 1u);

@@ -40,7 +40,8 @@ bool switched_off(Site site) {
     if (off.line != site.line) continue;
     // FILE may be given by its last components: "row_sum.cuh" or "00_first_kernel/row_sum.cuh".
     const std::string file = site.file;
-    if (file.size() < off.file.size() || file.compare(file.size() - off.file.size(), off.file.size(), off.file) != 0) continue;
+    if (file.size() < off.file.size() || file.compare(file.size() - off.file.size(), off.file.size(), off.file) != 0)
+      continue;
     const std::size_t before = file.size() - off.file.size();
     if (before == 0 || file[before - 1] == '/') return true;
   }

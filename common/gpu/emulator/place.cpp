@@ -97,6 +97,12 @@ std::string ranges(std::vector<int> numbers) {
   return text;
 }
 
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", value);
+  return text;
+}
+
 void fault(Site site, const std::string& sentence) {
   std::string text = short_path(site.file) + ":" + std::to_string(site.line) + ": " + sentence;
   if (t_thread) text += " " + position(*t_thread);

@@ -39,7 +39,8 @@ void RaceChecker::atomic_order(int thread, std::uintptr_t address) {
 
 bool RaceChecker::known(int thread, const Access& earlier) {
   if (earlier.launch != block_.launch.serial) return true;
-  if (earlier.block == static_cast<std::uint32_t>(block_.linear)) return earlier.clock <= clocks(thread)[earlier.thread];
+  if (earlier.block == static_cast<std::uint32_t>(block_.linear))
+    return earlier.clock <= clocks(thread)[earlier.thread];
   // Between blocks the emulator only knows whether both used device-scope order at all.
   const unsigned char* synchronised = block_.launch.synchronised.get();
   return synchronised[earlier.block] && synchronised[block_.linear];
@@ -52,14 +53,17 @@ void RaceChecker::report(const char* memory, std::uint64_t where, int thread, Ac
     return k == AccessKind::load ? "read" : k == AccessKind::store ? "wrote" : "updated";
   };
   const bool other_block = earlier.block != static_cast<std::uint32_t>(block_.linear);
-  std::string text = here + ": race on " + memory + ": thread " + std::to_string(thread) + " " +
-                     (kind == AccessKind::load ? "reads" : kind == AccessKind::store ? "writes" : "updates") + " " +
-                     (memory[0] == 's' ? "offset " + std::to_string(where)
-                                       : describe_address(static_cast<std::uintptr_t>(where))) +
-                     ", which " + (other_block ? "block " + std::to_string(earlier.block) + "'s " : "") + "thread " +
-                     std::to_string(earlier.thread) + " " + did(earlier.kind) + " at " + there +
-                     (other_block ? ", and nothing orders the two blocks " : ", and no barrier lies between ") +
-                     position(block_, thread);
+  std::string text =
+      here + ": race on " + memory + ": thread " + std::to_string(thread) + " " +
+      (kind == AccessKind::load    ? "reads"
+       : kind == AccessKind::store ? "writes"
+                                   : "updates") +
+      " " +
+      (memory[0] == 's' ? "offset " + std::to_string(where) : describe_address(static_cast<std::uintptr_t>(where))) +
+      ", which " + (other_block ? "block " + std::to_string(earlier.block) + "'s " : "") + "thread " +
+      std::to_string(earlier.thread) + " " + did(earlier.kind) + " at " + there +
+      (other_block ? ", and nothing orders the two blocks " : ", and no barrier lies between ") +
+      position(block_, thread);
   // Once per pair of lines, whichever came first.
   block_.launch.find("race " + std::min(here, there) + " " + std::max(here, there), text);
 }
@@ -68,7 +72,8 @@ template <int kWrites, int kReads>
 void RaceChecker::check(int thread, ShadowWord<kWrites, kReads>& word, std::uint8_t mask, AccessKind kind, Place place,
                         const char* memory, std::uint64_t where) {
   const auto conflicts = [&](const Access& earlier) {
-    return (earlier.bytes & mask) && (earlier.thread != thread || earlier.block != static_cast<std::uint32_t>(block_.linear)) &&
+    return (earlier.bytes & mask) &&
+           (earlier.thread != thread || earlier.block != static_cast<std::uint32_t>(block_.linear)) &&
            !(kind == AccessKind::atomic && earlier.kind == AccessKind::atomic) && !known(thread, earlier);
   };
   for (const Access& write : word.writes) {
@@ -103,6 +108,11 @@ void RaceChecker::check(int thread, ShadowWord<kWrites, kReads>& word, std::uint
   remember(word.writes, kWrites);
 }
 
+void RaceChecker::set_pending(std::size_t offset, std::size_t bytes, Place place) {
+  pending_.resize(shared_.size());
+  for (std::size_t word = offset / 4; word * 4 < offset + bytes; ++word) pending_[word] = place;
+}
+
 void RaceChecker::shared_access(int thread, std::size_t offset, std::size_t bytes, AccessKind kind, Place place) {
   for (std::size_t word = offset / 4; word * 4 < offset + bytes; ++word) {
     std::uint8_t mask = 0;
@@ -110,6 +120,13 @@ void RaceChecker::shared_access(int thread, std::size_t offset, std::size_t byte
       mask = static_cast<std::uint8_t>(mask | 1u << b % 4);
     }
     SharedShadow& shadow = shared_[word];
+    if (!pending_.empty() && !(pending_[word] == Place())) {
+      const std::string line = place.name(), copy = pending_[word].name();
+      block_.launch.find("pending " + line + copy, line + ": touches offset " + std::to_string(word * 4) +
+                                                       " of shared memory while the copy_async at " + copy +
+                                                       " may still be under way: nobody has waited for it " +
+                                                       position(block_, thread));
+    }
     if (kind != AccessKind::store && (shadow.written & mask) != mask) {
       const std::string line = place.name();
       block_.launch.find("uninitialised " + line, line + ": uninitialised: reads offset " + std::to_string(word * 4) +

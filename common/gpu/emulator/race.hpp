@@ -69,6 +69,9 @@ class RaceChecker {
   void global_access(int thread, GlobalShadow& word, std::uint8_t mask, AccessKind kind, Place place,
                      std::uintptr_t address);
 
+  /// These bytes belong to an asynchronous copy started at `place`, until it is set again to no place.
+  void set_pending(std::size_t offset, std::size_t bytes, Place place);
+
   /// All these threads now know what any of them knew.
   void meet(const std::vector<int>& threads);
   /// An atomic on this address orders its users.
@@ -86,6 +89,7 @@ class RaceChecker {
   std::size_t threads_;
   std::vector<std::uint32_t> clocks_;
   std::vector<SharedShadow> shared_;
+  std::vector<Place> pending_;  ///< by word of shared memory; sized when the first copy starts
   std::unordered_map<std::uintptr_t, std::vector<std::uint32_t>> atomics_;
 };
 

@@ -143,6 +143,7 @@ Block::Block(Launch& l, std::uint64_t block_linear, std::unique_ptr<BlockMemory>
       try {
         launch.call.invoke(launch.call.object);
         const Unwatched scope;
+        require_no_copies(thread);
         thread.exited = true;
         on_exit(thread);
       } catch (const context::detail::forced_unwind&) {
@@ -174,7 +175,8 @@ std::string Block::describe_waits() const {
   std::map<std::string, std::vector<int>> groups;
   for (const Thread& t : threads) {
     if (t.exited || !t.waiting_for) continue;
-    std::string text = std::string(t.waiting_for) + " at " + short_path(t.site.file) + ":" + std::to_string(t.site.line);
+    std::string text =
+        std::string(t.waiting_for) + " at " + short_path(t.site.file) + ":" + std::to_string(t.site.line);
     if (t.mask != 0 && t.mask != 0xffffffffu) {
       char mask[32];
       std::snprintf(mask, sizeof mask, " (mask 0x%08x)", t.mask);
@@ -223,9 +225,10 @@ bool Worker::admit() {
     launch.resident.fetch_sub(1);
     return false;
   }
-  resident.push_back(std::make_unique<Block>(launch, launch.block_at(position),
-                                             take_memory(launch.threads, launch.shared_bytes)));
+  resident.push_back(
+      std::make_unique<Block>(launch, launch.block_at(position), take_memory(launch.threads, launch.shared_bytes)));
   current = resident.size() - 1;
+  progress.store(progress.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   return true;
 }
 
@@ -255,7 +258,8 @@ void Worker::resume(Block& block, Thread& thread) {
   in_thread.store(false, std::memory_order_relaxed);
   t_thread = nullptr;
   if (!thread.abandoned.empty()) {
-    // The thread was stopped in the middle of an instruction. Its frames can be neither resumed nor unwound: leave them.
+    // The thread was stopped in the middle of an instruction. Its frames can be neither resumed nor unwound: leave
+    // them.
     new context::fiber(std::move(thread.own));
     thread.exited = true;
     --block.alive;
@@ -292,12 +296,12 @@ void Worker::run() {
     if (block.polls > 2 * block.alive) {
       block.polls = 0;
       if (!rotate()) {
-        launch.fail("nothing moved for " + std::to_string(static_cast<int>(launch.options.stall_seconds)) +
-                    " s: every thread that can run only polls. Block (" + std::to_string(block.index.x) + "," +
-                    std::to_string(block.index.y) + "," + std::to_string(block.index.z) + "):" + block.describe_waits() +
-                    "\n  " + std::to_string(launch.finished.load()) + " of " + std::to_string(launch.blocks) +
-                    " blocks have finished, " + std::to_string(launch.resident.load()) + " run, at most " +
-                    std::to_string(launch.resident_limit) + " fit on the GPU at once");
+        launch.fail("nothing moved for " + seconds(launch.options.stall_seconds) +
+                    ": every thread that can run only polls. Block (" + std::to_string(block.index.x) + "," +
+                    std::to_string(block.index.y) + "," + std::to_string(block.index.z) +
+                    "):" + block.describe_waits() + "\n  " + std::to_string(launch.finished.load()) + " of " +
+                    std::to_string(launch.blocks) + " blocks have finished, " + std::to_string(launch.resident.load()) +
+                    " run, at most " + std::to_string(launch.resident_limit) + " fit on the GPU at once");
         break;
       }
       continue;
@@ -342,12 +346,13 @@ Launch::Launch(const KernelCall& c, const LaunchShape& shape, std::size_t bytes)
   blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   threads = static_cast<int>(block.x * block.y * block.z);
   // Registers also limit what fits; the emulator does not know them.
-  std::uint64_t per_multiprocessor = std::min<std::uint64_t>(
-      32, static_cast<std::uint64_t>(gpu.max_threads_per_multiprocessor) / static_cast<std::uint64_t>((threads + 31) / 32 * 32));
+  std::uint64_t per_multiprocessor =
+      std::min<std::uint64_t>(32, static_cast<std::uint64_t>(gpu.max_threads_per_multiprocessor) /
+                                      static_cast<std::uint64_t>((threads + 31) / 32 * 32));
   if (shared_bytes) {
     // The hardware keeps 1 KB of each block's shared memory for itself.
-    per_multiprocessor = std::min<std::uint64_t>(per_multiprocessor,
-                                                 gpu.shared_memory_per_multiprocessor / (shared_bytes + 1024));
+    per_multiprocessor =
+        std::min<std::uint64_t>(per_multiprocessor, gpu.shared_memory_per_multiprocessor / (shared_bytes + 1024));
   }
   resident_limit = std::max<std::uint64_t>(1, per_multiprocessor) * static_cast<std::uint64_t>(gpu.multiprocessors);
   if (checking()) synchronised.reset(static_cast<unsigned char*>(std::calloc(blocks, 1)));
@@ -359,7 +364,8 @@ std::uint64_t Launch::block_at(std::uint64_t position) const {
   if (options.schedule_seed == 0 || blocks < 3) return position;
   std::uint64_t factor = (options.schedule_seed * 2654435761u) % blocks | 1;
   while (std::gcd(factor, blocks) != 1) factor += 2;
-  return static_cast<std::uint64_t>((static_cast<unsigned __int128>(position) * factor + options.schedule_seed) % blocks);
+  return static_cast<std::uint64_t>((static_cast<unsigned __int128>(position) * factor + options.schedule_seed) %
+                                    blocks);
 }
 
 std::uint64_t Launch::total_progress() const {

@@ -90,7 +90,8 @@ void meet(unsigned mask, Kind kind, Site site) {
   complete(block, *meeting, me.warp);
   meeting->arrived = 0;
   block.progress();
-  for (unsigned bits = mask & ~(1u << me.lane); bits; bits &= bits - 1) block.wake(me.warp * 32 + std::countr_zero(bits));
+  for (unsigned bits = mask & ~(1u << me.lane); bits; bits &= bits - 1)
+    block.wake(me.warp * 32 + std::countr_zero(bits));
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ T shuffle_value(unsigned mask, T value, int source, Site site) {
 // the lane its own value back (CUDA C++ Programming Guide, "Warp Shuffle Functions").
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32, gpu::emulator::Site site = gpu::emulator::Site::here()) {
+T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+              gpu::emulator::Site site = gpu::emulator::Site::here()) {
   const int base = gpu::emulator::lane() & ~(width - 1);
   return gpu::emulator::shuffle_value(mask, value, base + (source & (width - 1)), site);
 }
@@ -53,7 +54,8 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
                    gpu::emulator::Site site = gpu::emulator::Site::here()) {
   const int lane = gpu::emulator::lane();
   const int within = lane & (width - 1);
-  return gpu::emulator::shuffle_value(mask, value, delta >= static_cast<unsigned>(width - within) ? lane : lane + static_cast<int>(delta), site);
+  return gpu::emulator::shuffle_value(
+      mask, value, delta >= static_cast<unsigned>(width - within) ? lane : lane + static_cast<int>(delta), site);
 }
 
 template <class T>
@@ -61,7 +63,8 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
                  gpu::emulator::Site site = gpu::emulator::Site::here()) {
   const int lane = gpu::emulator::lane();
   const int within = lane & (width - 1);
-  return gpu::emulator::shuffle_value(mask, value, delta > static_cast<unsigned>(within) ? lane : lane - static_cast<int>(delta), site);
+  return gpu::emulator::shuffle_value(
+      mask, value, delta > static_cast<unsigned>(within) ? lane : lane - static_cast<int>(delta), site);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, gpu::emulator::Site site = gpu::emulator::Site::here()) {

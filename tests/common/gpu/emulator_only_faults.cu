@@ -9,8 +9,6 @@ namespace {
 
 using namespace gpu_tests;
 
-std::string at(int line) { return line_of(__FILE__, line); }
-
 __global__ void throw_from_thread_3(bool standard) {
   if (threadIdx.x == 3) {
     if (standard) throw std::runtime_error("no such head");
@@ -61,7 +59,7 @@ TEST_CASE("fault: an exception in a kernel", "[fault]") {
   std::string report = fault_of([] { gpu::launch(throw_from_thread_3, {.grid = 1, .block = 32}, true); });
   CHECK(report == "the kernel threw an exception: no such head [block (0,0,0) thread 3]");
   report = fault_of([] { gpu::launch(throw_from_thread_3, {.grid = 1, .block = 32}, false); });
-  CHECK(report == "the kernel threw an exception [block (0,0,0) thread 3]");
+  CHECK_THAT(report, ContainsText("the kernel threw an exception [block (0,0,0) thread 3]"));
 }
 
 TEST_CASE("after a fault the other threads' frames are unwound", "[fault]") {
@@ -88,7 +86,8 @@ TEST_CASE("fault: a stack overflow", "[fault]") {
 TEST_CASE("fault: one frame larger than the stack", "[fault]") {
   gpu::DeviceBuffer<int> out_gmem(64, "out");
   const int first = GENERATE(0, 30 * 1024);
-  const std::string report = fault_of([&] { gpu::launch(huge_locals, {.grid = 1, .block = 64}, out_gmem.data(), first); });
+  const std::string report =
+      fault_of([&] { gpu::launch(huge_locals, {.grid = 1, .block = 64}, out_gmem.data(), first); });
   CAPTURE(report, first, kHugeFrame);
   CHECK_THAT(report, ContainsText("stack overflow"));
 }

@@ -1,5 +1,5 @@
-// What a wrong kernel gets from the emulator: a report with its line and a sentence, never a hang, and a next launch that
-// works. Beside each kernel stands the line that its report has to name.
+// What a wrong kernel gets from the emulator: a report with its line and a sentence, never a hang, and a next launch
+// that works. Beside each kernel stands the line that its report has to name.
 
 #include <cstdint>
 
@@ -59,14 +59,10 @@ __global__ void vote_without_lane_31(unsigned* out_gmem) {
 }
 
 constexpr int kShortWarp = __LINE__ + 2;
-__global__ void full_mask(int* out_gmem) {
-  out_gmem[threadIdx.x] = __shfl_xor_sync(gpu::kFullWarp, 1, 1);
-}
+__global__ void full_mask(int* out_gmem) { out_gmem[threadIdx.x] = __shfl_xor_sync(gpu::kFullWarp, 1, 1); }
 
 constexpr int kNotInMask = __LINE__ + 2;
-__global__ void not_in_own_mask(int* out_gmem) {
-  out_gmem[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 0);
-}
+__global__ void not_in_own_mask(int* out_gmem) { out_gmem[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 0); }
 
 constexpr int kOutsideMask = __LINE__ + 2;
 __global__ void source_outside_mask(int* out_gmem) {
@@ -104,9 +100,7 @@ __global__ void read_at(const float* x_gmem, std::int64_t index, float* out_gmem
 }
 
 constexpr int kMisalignedAtomic = __LINE__ + 2;
-__global__ void misaligned_atomic(unsigned char* out_gmem) {
-  atomicAdd(reinterpret_cast<unsigned*>(out_gmem + 2), 1u);
-}
+__global__ void misaligned_atomic(unsigned char* out_gmem) { atomicAdd(reinterpret_cast<unsigned*>(out_gmem + 2), 1u); }
 
 struct SmallShared {
   int value[10];
@@ -139,7 +133,6 @@ __global__ void large_locals(int* out_gmem) {
 
 // ---- waiting
 
-constexpr int kSpin = __LINE__ + 2;
 __global__ void spin_on_plain_memory(const volatile unsigned* flag_gmem) {
   while (*flag_gmem != 7) {
   }
@@ -151,8 +144,9 @@ __global__ void poll_for_seven(const unsigned* flag_gmem) {
   }
 }
 
-struct WholeMultiprocessor {
-  unsigned char byte[220 * 1024];
+/// A multiprocessor has 228 KB, of which each block takes 1 KB more than it asks for.
+struct MostOfMultiprocessor {
+  unsigned char byte[115 * 1024];
 };
 
 /// Block b waits for block b + step, if there is one, and takes over its number plus 1.
@@ -201,7 +195,8 @@ TEST_CASE("fault: threads of a block meet at different barriers", "[fault]") {
 TEST_CASE("fault: some threads wait in a barrier, the others in a shuffle", "[fault]") {
   if (!gpu::device().emulated) return;
   gpu::DeviceBuffer<int> out_gmem(64, "out");
-  const std::string report = fault_of([&] { gpu::launch(barrier_or_shuffle, {.grid = 1, .block = 64}, out_gmem.data()); });
+  const std::string report =
+      fault_of([&] { gpu::launch(barrier_or_shuffle, {.grid = 1, .block = 64}, out_gmem.data()); });
   CAPTURE(report);
   CHECK_THAT(report, ContainsText("deadlock in block (0,0,0)"));
   CHECK_THAT(report, ContainsText("threads 0,32 wait in __syncthreads at"));
@@ -213,7 +208,8 @@ TEST_CASE("fault: some threads wait in a barrier, the others in a shuffle", "[fa
 TEST_CASE("fault: lanes name each other in masks that are not the same", "[fault]") {
   if (!gpu::device().emulated) return;
   gpu::DeviceBuffer<int> out_gmem(32, "out");
-  const std::string report = fault_of([&] { gpu::launch(overlapping_masks, {.grid = 1, .block = 32}, out_gmem.data()); });
+  const std::string report =
+      fault_of([&] { gpu::launch(overlapping_masks, {.grid = 1, .block = 32}, out_gmem.data()); });
   CAPTURE(report);
   CHECK(names(report, at(kMissingPartner)));
   CHECK_THAT(report, ContainsText("deadlock"));
@@ -321,8 +317,7 @@ TEST_CASE("fault: an access far outside a buffer", "[fault]") {
   check_line_if_checked(report, kWrite);
   CHECK_THAT(report, ContainsText("out of bounds"));
   CHECK_THAT(report, ContainsText("'results' (400 bytes)"));
-  report =
-      fault_of([&] { gpu::launch(read_at, {.grid = 1, .block = 32}, x_gmem.data(), index, out_gmem.data()); });
+  report = fault_of([&] { gpu::launch(read_at, {.grid = 1, .block = 32}, x_gmem.data(), index, out_gmem.data()); });
   check_line_if_checked(report, kRead);
   CHECK_THAT(report, ContainsText("'inputs' (400 bytes)"));
 }
@@ -330,7 +325,8 @@ TEST_CASE("fault: an access far outside a buffer", "[fault]") {
 TEST_CASE("fault: a misaligned atomic", "[fault]") {
   if (!gpu::device().emulated) return;
   gpu::DeviceBuffer<unsigned char> out_gmem(std::vector<unsigned char>(8, 0), "out");
-  const std::string report = fault_of([&] { gpu::launch(misaligned_atomic, {.grid = 1, .block = 1}, out_gmem.data()); });
+  const std::string report =
+      fault_of([&] { gpu::launch(misaligned_atomic, {.grid = 1, .block = 1}, out_gmem.data()); });
   CAPTURE(report);
   CHECK(names(report, at(kMisalignedAtomic)));
   CHECK_THAT(report, ContainsText("misaligned"));
@@ -340,11 +336,13 @@ TEST_CASE("fault: a write past the shared memory", "[fault]") {
   if (!gpu::device().emulated) return;
   const int index = GENERATE(10, 11, 700);
   CAPTURE(index);
-  const std::string report = fault_of([&] { gpu::launch<SmallShared>(write_shared_at, {.grid = 1, .block = 32}, index); });
+  const std::string report =
+      fault_of([&] { gpu::launch<SmallShared>(write_shared_at, {.grid = 1, .block = 32}, index); });
   CAPTURE(report);
   if (gpu::device().checked) {
     CHECK(names(report, at(kSharedWrite)));
-    CHECK_THAT(report, ContainsText("out of bounds: writes 4 bytes of shared memory at offset " + std::to_string(4 * index)));
+    CHECK_THAT(report,
+               ContainsText("out of bounds: writes 4 bytes of shared memory at offset " + std::to_string(4 * index)));
   } else {
     CHECK_THAT(report, ContainsText("shared memory was written past its end"));
     CHECK_THAT(report, ContainsText("byte " + std::to_string(4 * index)));
@@ -354,9 +352,10 @@ TEST_CASE("fault: a write past the shared memory", "[fault]") {
 
 TEST_CASE("fault: an access far past the shared memory", "[fault]") {
   if (!gpu::device().emulated) return;
-  const int index = GENERATE(1500, -100);
+  const int index = GENERATE(2100, -100);
   CAPTURE(index);
-  const std::string report = fault_of([&] { gpu::launch<SmallShared>(write_shared_at, {.grid = 1, .block = 32}, index); });
+  const std::string report =
+      fault_of([&] { gpu::launch<SmallShared>(write_shared_at, {.grid = 1, .block = 32}, index); });
   check_line_if_checked(report, kSharedWrite);
   CHECK_THAT(report, ContainsText("shared memory at offset " + std::to_string(4 * index)));
 }
@@ -384,13 +383,13 @@ TEST_CASE("fault: a loop without end", "[fault]") {
   if (!gpu::device().emulated) return;
   const OptionsScope scope(impatient());
   gpu::DeviceBuffer<unsigned> flag_gmem(std::vector<unsigned>{0}, "flag");
-  const std::string report = fault_of([&] { gpu::launch(spin_on_plain_memory, {.grid = 3, .block = 32}, flag_gmem.data()); });
+  const std::string report =
+      fault_of([&] { gpu::launch(spin_on_plain_memory, {.grid = 3, .block = 32}, flag_gmem.data()); });
   CAPTURE(report);
   CHECK_THAT(report, ContainsText("a thread computes without end"));
   CHECK_THAT(report, ContainsText("0.3 s"));
   CHECK_THAT(report, ContainsText("load_acquire"));
   CHECK_THAT(report, ContainsText("thread 0]"));
-  CHECK(kSpin > 0);
 }
 
 TEST_CASE("fault: a signal that nobody sends", "[fault]") {
@@ -415,13 +414,14 @@ TEST_CASE("blocks may wait for as many blocks as the GPU holds at once, and the 
   const int fit = gpu::device().multiprocessors;  // each of these blocks needs a multiprocessor's shared memory
   CAPTURE(options.workers, options.schedule_seed, step);
 
-  const auto flags = run_chain<WholeMultiprocessor>(fit, step);
+  const auto flags = run_chain<MostOfMultiprocessor>(fit, step);
   int wrong = 0;
-  for (int b = 0; b < fit; ++b) wrong += flags[static_cast<std::size_t>(b)] != static_cast<unsigned>(step > 0 ? fit - b : b + 1);
+  for (int b = 0; b < fit; ++b)
+    wrong += flags[static_cast<std::size_t>(b)] != static_cast<unsigned>(step > 0 ? fit - b : b + 1);
   CHECK(wrong == 0);
 
   if (step < 0 || options.schedule_seed != 0) return;  // in order of their start, blocks find what they wait for
-  const std::string report = fault_of([&] { run_chain<WholeMultiprocessor>(fit + 1, step); });
+  const std::string report = fault_of([&] { run_chain<MostOfMultiprocessor>(fit + 1, step); });
   CAPTURE(report);
   CHECK(names(report, at(kChain)));
   CHECK_THAT(report, ContainsText("0 of 133 blocks have finished, 132 run, at most 132 fit on the GPU at once"));

@@ -117,7 +117,8 @@ TEST_CASE("a thread knows where it is in three dimensions", "[vocabulary]") {
     const Whereabouts expected{{t % 5, t / 5 % 3, t / 15}, {b % 3, b / 3 % 2, b / 6}, {5, 3, 2}, {3, 2, 4}};
     for (int axis = 0; axis < 3; ++axis) {
       wrong += out[i].thread[axis] != expected.thread[axis] || out[i].block[axis] != expected.block[axis] ||
-               out[i].block_size[axis] != expected.block_size[axis] || out[i].grid_size[axis] != expected.grid_size[axis];
+               out[i].block_size[axis] != expected.block_size[axis] ||
+               out[i].grid_size[axis] != expected.grid_size[axis];
     }
   }
   CHECK(wrong == 0);
@@ -154,10 +155,10 @@ TEST_CASE("a barrier holds for the threads that have not exited", "[vocabulary]"
 
 TEST_CASE("shared memory goes up to the device's limit", "[vocabulary]") {
   check_shared_size<2048>();
-  check_shared_size<48 * 1024 + 4>();   // more than a kernel gets on a GPU without asking
-  check_shared_size<163 * 1024>();      // all of an A100
-  check_shared_size<227 * 1024>();      // all of an H100
-  check_shared_size<227 * 1024 + 16>(); // more than any of them
+  check_shared_size<48 * 1024 + 4>();    // more than a kernel gets on a GPU without asking
+  check_shared_size<163 * 1024>();       // all of an A100
+  check_shared_size<227 * 1024>();       // all of an H100
+  check_shared_size<227 * 1024 + 16>();  // more than any of them
 }
 
 TEST_CASE("four floats move as one float4", "[vocabulary]") {
@@ -173,7 +174,8 @@ TEST_CASE("four floats move as one float4", "[vocabulary]") {
 TEST_CASE("kernel parameters arrive by value, converted to what the kernel declares", "[vocabulary]") {
   const gpu::DeviceBuffer<int> x_gmem(std::vector<int>{10, 20, 30, 40}, "x");
   gpu::DeviceBuffer<double> out_gmem(4, "out");
-  gpu::launch(take_parameters, {.grid = 1, .block = 4}, Weights{0.5, {100, 200, 300}}, x_gmem.data(), 3, out_gmem.data());
+  gpu::launch(take_parameters, {.grid = 1, .block = 4}, Weights{0.5, {100, 200, 300}}, x_gmem.data(), 3,
+              out_gmem.data());
   CHECK(out_gmem.download() == std::vector<double>{108, 213, 318, 123});
 }
 

@@ -34,8 +34,7 @@ stage::Results step(const std::string& number, const std::string& name, int seql
 TEST_CASE("The ladder tables several chapters", "[stage]") {
   TemporaryFolder folder;
   stage::Results none = step("00", "first_kernel", 1, 1);
-  none.problem.reset();
-  none.rows.clear();
+  none.problem.reset();  // a row of something else than attention
   write(folder.file("0"), stage::to_json(none));
   write(folder.file("1"), stage::to_json(step("02", "naive_gpu", 100, 8000)));
   write(folder.file("2"), stage::to_json(step("04", "sram_tiling", 100, 2000)));
@@ -49,6 +48,18 @@ TEST_CASE("The ladder tables several chapters", "[stage]") {
   CHECK_THAT(outcome.out, ContainsText("seqlen 200/200"));
   CHECK(outcome.out.find("2.00x") == std::string::npos);  // another problem
   CHECK(outcome.out.find("first_kernel") == std::string::npos);
+}
+
+TEST_CASE("A ladder without attention says so", "[stage]") {
+  TemporaryFolder folder;
+  stage::Results no_problem = step("00", "first_kernel", 1, 1), no_rows = step("01", "naive_cpu", 1, 1);
+  no_problem.problem.reset();
+  no_rows.rows.clear();
+  write(folder.file("0"), stage::to_json(no_problem));
+  write(folder.file("1"), stage::to_json(no_rows));
+  const Outcome outcome = run_ladder({folder.file("0"), folder.file("1")});
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, ContainsText("The ladder has no rows"));
 }
 
 TEST_CASE("The ladder reads what a program writes", "[stage]") {

@@ -140,7 +140,8 @@ std::vector<SuiteCase> product_cases(const Axes& axes) {
 
 Depth depth_for(const stage::ForwardKernel& kernel) {
   const gpu::DeviceInfo& machine = gpu::device();
-  if (machine.emulated && machine.checked) return Depth::checking;
+  // compute-sanitizer (tests/sanitize) slows kernels down a hundredfold: small shapes for it too.
+  if ((machine.emulated && machine.checked) || std::getenv("BOOK_SANITIZER")) return Depth::checking;
   return machine.emulated || kernel.memory == stage::Memory::host ? Depth::plain : Depth::product;
 }
 

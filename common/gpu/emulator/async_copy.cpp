@@ -1,0 +1,90 @@
+/// \file
+/// cp.async: copies that arrive when their thread waits for them, or at once.
+
+#include "common/gpu/emulator/async_copy.hpp"
+
+#include <cstring>
+
+#include "common/gpu/emulator/access.hpp"
+#include "common/gpu/emulator/block.hpp"
+
+namespace gpu::emulator {
+namespace {
+
+void arrive(const AsyncCopy& copy) {
+  if (copy.from) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  } else {
+    std::memset(copy.to, 0, copy.bytes);
+  }
+}
+
+}  // namespace
+
+void start_copy(void* to_smem, const void* from_gmem, std::size_t bytes, bool valid, Site site) {
+  const Unwatched scope;
+  Thread& me = *t_thread;
+  Block& block = *me.block;
+  const std::size_t offset = static_cast<std::size_t>(static_cast<unsigned char*>(to_smem) - block.memory->shared());
+  if (offset > block.memory->shared_bytes() || offset + bytes > block.memory->shared_bytes()) {
+    fault(site, "copy_async: the destination is not in this block's shared memory");
+  }
+  if (offset % bytes || (valid && reinterpret_cast<std::uintptr_t>(from_gmem) % bytes)) {
+    fault(site, "copy_async: source and destination must be aligned to the " + std::to_string(bytes) + " bytes copied");
+  }
+  const Place place = Place::site(site);
+  if (checking()) {
+    if (valid) observe_access(from_gmem, bytes, AccessKind::load, place);
+    // From here until the wait it may write at any moment.
+    observe_access(to_smem, bytes, AccessKind::store, place);
+    block.race->set_pending(offset, bytes, place);
+  }
+  const AsyncCopy copy{static_cast<unsigned char*>(to_smem), valid ? from_gmem : nullptr, bytes, place};
+  if (block.launch.options.delivery == Delivery::immediately) {
+    arrive(copy);
+  } else {
+    std::memset(to_smem, 0xFF, bytes);
+  }
+  me.copies.open.push_back(copy);
+}
+
+void commit_copies() {
+  const Unwatched scope;
+  AsyncCopies& copies = t_thread->copies;
+  copies.groups.push_back(std::move(copies.open));
+  copies.open.clear();
+}
+
+void wait_copies(std::size_t newest_left, Site site) {
+  const Unwatched scope;
+  if (switched_off(site)) return;
+  Block& block = *t_thread->block;
+  auto& groups = t_thread->copies.groups;
+  while (groups.size() > newest_left) {
+    for (const AsyncCopy& copy : groups.front()) {
+      if (block.launch.options.delivery == Delivery::on_wait) arrive(copy);
+      if (!checking()) continue;
+      block.race->set_pending(static_cast<std::size_t>(copy.to - block.memory->shared()), copy.bytes, Place());
+      observe_access(copy.to, copy.bytes, AccessKind::store, copy.place);
+    }
+    groups.pop_front();
+  }
+}
+
+/// A thread may not leave copies behind: its block's shared memory goes to the next block.
+void require_no_copies(const Thread& thread) {
+  const bool open = !thread.copies.open.empty();
+  if (!open && thread.copies.groups.empty()) return;
+  for (const auto& group : thread.copies.groups) {
+    if (!group.empty()) {
+      throw Error(group.front().place.name() + ": the thread exits without waiting for this copy_async " +
+                  position(thread));
+    }
+  }
+  if (open) {
+    throw Error(thread.copies.open.front().place.name() + ": the thread exits without committing this copy_async " +
+                position(thread));
+  }
+}
+
+}  // namespace gpu::emulator

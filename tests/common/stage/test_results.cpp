@@ -1,0 +1,280 @@
+/// \file
+/// Results of a GPU: merged from what chapters write, tabled between markers, marked stale, refused when malformed.
+///
+/// The figures here are made up, and appear in temporary folders only.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "common/stage/json.hpp"
+#include "common/stage/results.hpp"
+#include "common/stage/results_markdown.hpp"
+#include "tests/catch.hpp"
+#include "tests/common/stage/program_under_test.hpp"
+
+namespace {
+
+using namespace stage_test;
+
+const std::string kHashA(64, 'a'), kHashB(64, 'b');
+
+stage::Results measured(const std::string& number, const std::string& name, double seconds) {
+  stage::Results results;
+  results.chapter_number = number;
+  results.chapter_name = name;
+  results.machine.name = "NVIDIA Test (9000)";
+  results.machine.driver = "1.2";
+  results.machine.cuda = "13.0";
+  results.machine.clock_khz = 1500000;
+  results.machine.multiprocessors = 7;
+  results.machine.built_for = "sm_" + number;
+  results.problem = attention::Problem{};
+  stage::Row row;
+  row.kernel = name + "_kernel";
+  row.summary = "a kernel | with a bar";
+  row.verdict = "right";
+  row.error = 1e-7;
+  row.seconds = seconds;
+  row.flops = 1e9;
+  row.peak_flops = 4e12;
+  row.bytes_predicted = 2e6;
+  for (int i = 0; i <= 10; ++i) row.samples.push_back(seconds * (0.95 + 0.01 * i));
+  results.rows = {row};
+  results.tables = {{"ceilings", {"ceiling", "rate"}, {{"L2 | read", "5 TB/s"}}}};
+  return results;
+}
+
+/// A book of two chapters, and the files that their programs wrote.
+class Book {
+ public:
+  Book() {
+    std::filesystem::create_directories(folder_.file("docs/results"));
+    for (const std::string name : {"00_first", "02_second"}) {
+      std::filesystem::create_directories(folder_.file("chapters/" + name));
+      write(file("chapters/" + name + "/stage.cu"), "");
+      write(file("chapters/" + name + "/README.md"), readme(name == "00_first" ? "00 ceilings" : "02"));
+    }
+    std::filesystem::create_directories(folder_.file("chapters/04_not_written_yet"));
+    write(file("README.md"), readme("ladder"));
+    write(file("0.json"), stage::to_json(measured("00", "first", 1e-3)));
+    write(file("2.json"), stage::to_json(measured("02", "second", 5e-4)));
+    hash(kHashA);
+  }
+  std::string file(const std::string& name) const { return folder_.file(name); }
+  static std::string readme(const std::string& marker, const std::string& body = "") {
+    return "before\n\n<!-- results:" + marker + " -->\n" + body + "<!-- /results -->\n\nafter, no newline";
+  }
+  void hash(const std::string& of_second) const {
+    write(file("hashes"), kHashA + "  chapters/00_first/a.cuh\n" + of_second + " *chapters/02_second/b.hpp\n");
+  }
+  Outcome merge(const std::vector<std::string>& files) const {
+    std::vector<std::string> words = {"merge",    file("docs/results"),     "--date",   "2001-02-03",
+                                      "--commit", "0123456789abcdef-dirty", "--hashes", file("hashes")};
+    for (const std::string& name : files) words.push_back(file(name));
+    return run_results(words);
+  }
+  Outcome tables(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words = {"tables", file(""), "--hashes", file("hashes")};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_results(words);
+  }
+  std::string ladder() const { return read(file("README.md")); }
+  std::string chapter(const std::string& name) const { return read(file("chapters/" + name + "/README.md")); }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+void check_refused(const Outcome& outcome, const std::string& sentence) {
+  CHECK(outcome.code == 2);
+  CHECK(outcome.out == "");
+  CHECK(lines(outcome.err) == 1);
+  CHECK_THAT(outcome.err, ContainsText("results: "));
+  CHECK_THAT(outcome.err, ContainsText(sentence));
+  CHECK_THAT(outcome.err, ContainsText("allowed: "));
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("Results of several chapters become one file of the GPU", "[stage]") {
+  const Book book;
+  const Outcome outcome = book.merge({"2.json", "0.json"});
+  CHECK(outcome.code == 0);
+  CHECK(outcome.err == "");
+  const auto merged = nlohmann::json::parse(read(book.file("docs/results/nvidia-test-9000.json")));
+  CHECK(merged["date"] == "2001-02-03");
+  CHECK(merged["commit"] == "0123456789abcdef-dirty");
+  CHECK(merged["machine"]["driver"] == "1.2");
+  CHECK(merged["machine"]["clock_khz"] == 1500000);
+  REQUIRE(merged["chapters"].size() == 2);
+  CHECK(merged["chapters"][0]["chapter"]["number"] == "00");  // the book's order
+  CHECK(merged["chapters"][1]["hashes"]["b.hpp"] == kHashA);
+  CHECK(merged["chapters"][1]["rows"][0]["samples"].size() == 11);
+  CHECK(merged["chapters"][1]["problem"]["seqlen_q"] == attention::Problem{}.seqlen_q);
+  CHECK(merged["chapters"][0]["tables"]["ceilings"]["rows"][0][1] == "5 TB/s");
+}
+
+TEST_CASE("What is no measurement is not merged", "[stage]") {
+  const Book book;
+  const auto check_merge_refused = [&](const std::string& text, const std::string& sentence) {
+    write(book.file("bad.json"), text);
+    check_refused(book.merge({"0.json", "bad.json"}), sentence);
+    CHECK(std::filesystem::is_empty(book.file("docs/results")));
+  };
+  const stage::Results good = measured("02", "second", 1);
+  check_merge_refused("{", "holds no results");
+  check_merge_refused("[]", "holds no results");
+  check_merge_refused("{}", "holds no results");
+  for (const char* key : {"format", "chapter", "machine", "problem", "right", "rows", "tables"}) {
+    auto json = nlohmann::json::parse(stage::to_json(good));
+    json.erase(key);
+    CAPTURE(key);
+    check_merge_refused(json.dump(), "holds no results");
+  }
+  check_merge_refused(stage::to_json(measured("00", "first", 1)), "second file of 00_first");
+  check_merge_refused(stage::to_json(measured("03", "third", 1)), "no hash");
+  stage::Results other = good;
+  other.machine.driver = "1.3";
+  check_merge_refused(stage::to_json(other), "another machine");
+  other = good;
+  other.machine.emulated = true;
+  check_merge_refused(stage::to_json(other), "emulator");
+  other = good;
+  other.right = false;
+  check_merge_refused(stage::to_json(other), "not right");
+
+  check_refused(book.merge({"absent.json"}), "cannot be read");
+  check_refused(book.merge({}), "a file are needed");
+  write(book.file("hashes"), "abc  chapters/00_first/a.cuh\n");
+  check_refused(book.merge({"0.json"}), "no hash of a kernel file");
+  write(book.file("hashes"), kHashA + "  common/a.cuh\n");
+  check_refused(book.merge({"0.json"}), "no hash of a kernel file");
+  CHECK(std::filesystem::is_empty(book.file("docs/results")));
+}
+
+TEST_CASE("Without results the READMEs say how to get them", "[stage]") {
+  const Book book;
+  CHECK(book.tables({"--check"}).code == 1);
+  CHECK(book.tables().code == 0);
+  CHECK_THAT(book.ladder(), ContainsText("appears after `./learn bench`"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("appears after `./learn bench`"));
+  CHECK(book.tables({"--check"}).code == 0);
+  std::filesystem::remove_all(book.file("docs"));
+  CHECK(book.tables({"--check"}).code == 0);
+}
+
+TEST_CASE("Tables stand between the markers, and only there", "[stage]") {
+  const Book book;
+  REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
+  const std::string before = book.chapter("02_second");
+  const Outcome check = book.tables({"--check"});
+  CHECK(check.code == 1);
+  CHECK(lines(check.err) == 1);
+  CHECK_THAT(check.err, ContainsText("README.md, chapters/00_first/README.md, chapters/02_second/README.md"));
+  CHECK(book.chapter("02_second") == before);
+
+  CHECK(book.tables().code == 0);
+  const std::string second = book.chapter("02_second");
+  CHECK(second.starts_with(
+      "before\n\n<!-- results:02 -->\n\nNVIDIA Test (9000), 7 multiprocessors at up to 1500 MHz, driver "
+      "1.2, CUDA 13.0; measured on 2001-02-03, commit `0123456789ab-dirty`.\n"));
+  CHECK(second.ends_with("\n<!-- /results -->\n\nafter, no newline"));
+  CHECK_THAT(second, ContainsText("Problem: batch"));
+  CHECK_THAT(second,
+             ContainsText("| `second_kernel` | right | 1.0e-07 | 500.0 us | 480.0 us … 520.0 us | 2.00 | 50.0 % |"));
+  CHECK_THAT(second, ContainsText("- `second_kernel`: a kernel \\| with a bar"));
+  CHECK(!contains(second, "ceiling"));  // not named in its marker
+  CHECK(!contains(second, "stale"));
+  CHECK_THAT(book.chapter("00_first"), ContainsText("| L2 \\| read | 5 TB/s |"));
+  CHECK_THAT(book.ladder(), ContainsText("| 02 second | `second_kernel` | right |"));
+  CHECK_THAT(book.ladder(), ContainsText("| 2.00x |"));
+
+  // A second time, nothing changes.
+  CHECK(book.tables().code == 0);
+  CHECK(book.chapter("02_second") == second);
+  CHECK(book.tables({"--check"}).code == 0);
+}
+
+TEST_CASE("A changed kernel file makes its chapter's rows stale", "[stage]") {
+  const Book book;
+  REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
+  REQUIRE(book.tables().code == 0);
+  book.hash(kHashB);
+  CHECK(book.tables({"--check"}).code == 1);
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(book.chapter("02_second"), ContainsText("| `second_kernel` (stale) |"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("Stale: "));
+  CHECK(!contains(book.chapter("00_first"), "tale"));
+  CHECK_THAT(book.ladder(), ContainsText("| `second_kernel` (stale) |"));
+  CHECK_THAT(book.ladder(), ContainsText("| `first_kernel` |"));
+
+  // So do a file that came and a file that went.
+  write(book.file("hashes"), kHashA + "  chapters/00_first/a.cuh\n" + kHashB + "  chapters/00_first/new.cuh\n");
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(book.chapter("00_first"), ContainsText("| `first_kernel` (stale) |"));
+  CHECK_THAT(book.chapter("00_first"), ContainsText("| L2 \\| read (stale) |"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("(stale)"));
+}
+
+TEST_CASE("Markers or results that are not as they should be change nothing", "[stage]") {
+  const Book book;
+  REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
+  const std::string ladder = book.ladder(), first = book.chapter("00_first");
+  const auto check_unchanged = [&](const std::string& sentence) {
+    check_refused(book.tables(), sentence);
+    check_refused(book.tables({"--check"}), sentence);
+    CHECK(book.ladder() == ladder);
+    CHECK(book.chapter("00_first") == first);
+  };
+  const std::string begin = "<!-- results:02 -->\n", end = "<!-- /results -->\n";
+  for (const std::string& text : {std::string(), begin, end, end + begin, begin + end + begin + end, begin + end + end,
+                                  "<!-- results:03 -->\n" + end, "<!-- results:03 -->\n" + begin + end}) {
+    CAPTURE(text);
+    write(book.file("chapters/02_second/README.md"), text);
+    check_unchanged("chapters/02_second/README.md' has");
+  }
+  std::filesystem::remove(book.file("chapters/02_second/README.md"));
+  check_unchanged("cannot be read");
+  write(book.file("chapters/02_second/README.md"), begin + end);
+
+  const std::string path = book.file("docs/results/nvidia-test-9000.json"), good = read(path);
+  for (const std::string& text : {std::string(), std::string("[]"), good.substr(0, good.size() / 2)}) {
+    write(path, text);
+    check_unchanged("nvidia-test-9000.json' holds no results");
+  }
+  const auto parsed = nlohmann::json::parse(good);
+  for (const auto& [key, value] : parsed.items()) {
+    CAPTURE(key);
+    auto json = parsed;
+    json.erase(key);
+    write(path, json.dump());
+    check_unchanged("nvidia-test-9000.json' holds no results");
+  }
+  auto json = parsed;
+  json["chapters"][1]["rows"][0]["samples"] = "many";
+  write(path, json.dump());
+  check_unchanged("nvidia-test-9000.json' holds no results");
+}
+
+TEST_CASE("The results program answers a wrong command line", "[stage]") {
+  const Book book;
+  check_refused(run_results({}), "there is no command ''");
+  check_refused(run_results({"paint"}), "there is no command 'paint'");
+  check_refused(run_results({"tables", book.file("")}), "--hashes is missing");
+  check_refused(run_results({"tables", book.file(""), "--hashes"}), "--hashes needs a value");
+  check_refused(book.tables({"--fast"}), "unknown argument '--fast'");
+  check_refused(book.tables({"second"}), "one folder is needed");
+  check_refused(run_results({"merge", book.file("absent"), book.file("0.json")}), "is no folder");
+  const Outcome help = run_results({"--help"});
+  CHECK(help.code == 0);
+  CHECK_THAT(help.out, ContainsText("results merge"));
+}
+
+TEST_CASE("A percentile lies between the two nearest samples", "[stage]") {
+  CHECK(stage::percentile({3}, 0.1) == 3);
+  CHECK(stage::percentile({2, 1}, 0.5) == 1.5);
+  CHECK(stage::percentile({5, 1, 2, 3, 4}, 1) == 5);
+  CHECK(stage::percentile({5, 1, 2, 3, 4}, 0) == 1);
+}

@@ -80,16 +80,13 @@ __global__ void device_memory_read(const float4* x_gmem, float* sum_gmem, std::i
   sum_gmem[thread] = sum;
 }
 
-/// y_gmem[i] = x_gmem[i] for all i < size. Any grid and block.
+/// y_gmem[i] = x_gmem[i] for all i < size: one element a thread, in a grid of at least `size` threads.
+///
+/// No loop and one load in flight a thread: a finished block makes room for the next, and these many short blocks copy
+/// faster than a grid that stays and loops (README, "What was tried").
 __global__ void device_memory_copy(const float4* x_gmem, float4* y_gmem, std::int64_t size) {
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (; i + (kLoadsInFlight - 1) * step < size; i += kLoadsInFlight * step) {
-    float4 x_reg[kLoadsInFlight];
-    for (int load = 0; load < kLoadsInFlight; ++load) x_reg[load] = x_gmem[i + load * step];
-    for (int load = 0; load < kLoadsInFlight; ++load) y_gmem[i + load * step] = x_reg[load];
-  }
-  for (; i < size; i += step) y_gmem[i] = x_gmem[i];
+  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < size) y_gmem[i] = x_gmem[i];
 }
 
 /// Every block reads all of x_gmem [chunks · blockDim.x], which is smaller than the L2 cache. \p sum_gmem: one float a

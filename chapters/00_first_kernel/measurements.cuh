@@ -132,7 +132,12 @@ inline std::vector<Ceiling> make_ceilings(const CeilingSizes& sizes) {
       .name = "device memory, copy (read + write)",
       .key = "device_memory_copy_bytes_per_second",
       .work = 2.0 * static_cast<double>(copied) * sizeof(float4),
-      .launch = [=] { gpu::launch(device_memory_copy, shape, source->data(), target->data(), copied); },
+      .launch =
+          [=] {
+            gpu::launch(device_memory_copy,
+                        {.grid = (copied + kCeilingThreads - 1) / kCeilingThreads, .block = kCeilingThreads},
+                        source->data(), target->data(), copied);
+          },
       .check = [=]() -> std::string {
         const std::int64_t step = std::max<std::int64_t>(1, copied / 61);
         for (std::int64_t slot = copied - 1; slot >= 0; slot -= step) {

@@ -93,7 +93,7 @@ inline void attend_all(const attention::ForwardArgs<float>& args) {
 inline stage::ForwardKernel naive_forward() {
   stage::ForwardKernel kernel;
   kernel.name = "three_loops";
-  kernel.summary = "on the CPU, as the definition says it, one row of S at a time";
+  kernel.summary = "as the definition says it, one row of S at a time";
   kernel.memory = stage::Memory::host;
   kernel.run = [](const attention::ForwardArgs<float>& args, void*) { attend_all(args); };
   return kernel;

@@ -130,7 +130,7 @@ inline stage::ForwardKernel blockwise_attention(const std::string& name, const s
 
 /// The three orders that the program shows.
 inline std::vector<stage::ForwardKernel> blockwise_kernels() {
-  const std::string blocks = "on the CPU, blocks of " + std::to_string(kBlockKeys) + " keys ";
+  const std::string blocks = "blocks of " + std::to_string(kBlockKeys) + " keys ";
   return {blockwise_attention("first_to_last", blocks + "from the first to the last", first_to_last),
           blockwise_attention("last_to_first", blocks + "from the last to the first", last_to_first),
           blockwise_attention("shuffled", blocks + "in a random order", shuffled(1))};

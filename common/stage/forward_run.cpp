@@ -252,7 +252,7 @@ Row run_admitted(const ForwardKernel& kernel, ForwardCase& forward, bool bench) 
   const attention::Inputs& inputs = forward.inputs();
   const bool on_device = kernel.memory == Memory::device;
   Row row;
-  row.kernel = kernel.name;
+  row.kernel = label(kernel);
   row.summary = kernel.summary;
   row.flops = attention::forward_flops(p);
   const std::size_t workspace_bytes = kernel.workspace_bytes(p);

@@ -41,6 +41,11 @@ struct ForwardKernel {
   std::function<void(const attention::ForwardArgs<float>&, void* workspace)> run;
 };
 
+/// How tables name it: kernels on the host say so, since their time is not the device's.
+inline std::string label(const ForwardKernel& kernel) {
+  return kernel.memory == Memory::host ? kernel.name + " (CPU)" : kernel.name;
+}
+
 /// \throws Refused unless head_dim is one of 32, 64, 128: what the fp32 chapters are compiled for.
 void require_head_dim_32_64_128(const std::string& kernel, const attention::Problem& p);
 

@@ -145,7 +145,7 @@ class Runner : public Program {
       row = run_admitted(kernel, *forward_, options_.bench);
     } catch (const Refused& refusal) {
       if (kernels_.size() == 1 && kernels_.front()->name == kernel.name) throw;
-      row.kernel = kernel.name;
+      row.kernel = label(kernel);
       row.summary = kernel.summary;
       row.verdict = fmt::format("refused: {}", refusal.what());
     }

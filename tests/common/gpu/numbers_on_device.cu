@@ -1,7 +1,6 @@
-#include "tests/common/gpu/numbers_on_device.hpp"
-
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/numeric.cuh"
+#include "tests/common/gpu/numbers_on_device.hpp"
 
 namespace gpu_tests {
 namespace {
@@ -30,7 +29,9 @@ __global__ void pair_bf16(const float2* x_gmem, __nv_bfloat162* y_gmem) {
 
 __global__ void apply(Fast function, const float* x_gmem, float* y_gmem) {
   const float x = x_gmem[threadIdx.x];
-  y_gmem[threadIdx.x] = function == Fast::exp ? __expf(x) : function == Fast::log ? __logf(x) : gpu::exp2_approximate(x);
+  y_gmem[threadIdx.x] = function == Fast::exp   ? __expf(x)
+                        : function == Fast::log ? __logf(x)
+                                                : gpu::exp2_approximate(x);
 }
 
 /// Runs `convert` on the device; the host sees a 2-byte format as its bits.

@@ -58,10 +58,10 @@ __global__ void vote_without_lane_31(unsigned* out_gmem) {
   out_gmem[threadIdx.x] = __ballot_sync(gpu::kFullWarp, 1);
 }
 
-constexpr int kShortWarp = __LINE__ + 2;
+constexpr int kShortWarp = __LINE__ + 1;
 __global__ void full_mask(int* out_gmem) { out_gmem[threadIdx.x] = __shfl_xor_sync(gpu::kFullWarp, 1, 1); }
 
-constexpr int kNotInMask = __LINE__ + 2;
+constexpr int kNotInMask = __LINE__ + 1;
 __global__ void not_in_own_mask(int* out_gmem) { out_gmem[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 0); }
 
 constexpr int kOutsideMask = __LINE__ + 2;
@@ -99,7 +99,7 @@ __global__ void read_at(const float* x_gmem, std::int64_t index, float* out_gmem
   if (threadIdx.x == 5) out_gmem[0] = x_gmem[index];
 }
 
-constexpr int kMisalignedAtomic = __LINE__ + 2;
+constexpr int kMisalignedAtomic = __LINE__ + 1;
 __global__ void misaligned_atomic(unsigned char* out_gmem) { atomicAdd(reinterpret_cast<unsigned*>(out_gmem + 2), 1u); }
 
 struct SmallShared {

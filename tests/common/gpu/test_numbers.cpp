@@ -24,7 +24,8 @@ std::vector<std::uint16_t> all_patterns() {
   return patterns;
 }
 
-/// Each pattern, its neighbours in fp32, and the middle to the next pattern (a tie) with its neighbours; then random bits.
+/// Each pattern, its neighbours in fp32, and the middle to the next pattern (a tie) with its neighbours; then random
+/// bits.
 template <class Format>
 std::vector<float> floats_to_round() {
   std::vector<float> values;
@@ -48,8 +49,8 @@ std::vector<float> floats_to_round() {
     add_around(static_cast<float>(middle));
   }
   for (const float x : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::max(),
-                        std::numeric_limits<float>::min(), std::numeric_limits<float>::denorm_min(), 65504.0f, 65519.996f,
-                        65520.0f, 65536.0f, 0x1p-24f, 0x1p-25f, 0x1.8p-25f, 0x1.000002p-25f, 0x1p-14f}) {
+                        std::numeric_limits<float>::min(), std::numeric_limits<float>::denorm_min(), 65504.0f,
+                        65519.996f, 65520.0f, 65536.0f, 0x1p-24f, 0x1p-25f, 0x1.8p-25f, 0x1.000002p-25f, 0x1p-14f}) {
     values.push_back(x);
     values.push_back(-x);
   }

@@ -36,7 +36,7 @@ TEST_CASE("A right kernel gives a row and exit code 0", "[stage]") {
   CHECK_THAT(outcome.out, ContainsText("problem:  batch 1, heads 4/2, seqlen 9/12, head_dim 32"));
   CHECK_THAT(outcome.out, ContainsText("kernel"));
   CHECK_THAT(outcome.out, ContainsText("right"));
-  CHECK_THAT(outcome.out, ContainsText("plain: plain attention on the host\n"));
+  CHECK_THAT(outcome.out, ContainsText("plain (CPU): plain attention on the host\n"));
   CHECK_THAT(outcome.out, ContainsText("peak memory"));
   CHECK(outcome.out.find("time  ") == std::string::npos);  // nothing was timed
   CHECK(outcome.out.find("TFLOP/s") == std::string::npos);
@@ -72,9 +72,9 @@ TEST_CASE("A wrong result gives exit code 1 and a report", "[stage]") {
     CAPTURE(damage.what);
     const Outcome outcome = run(chapter_with({damaged(host_kernel("broken"), damage.done), host_kernel("plain")}), {});
     CHECK(outcome.code == 1);
-    CHECK_THAT(outcome.err, ContainsText("testing: broken: wrong"));
+    CHECK_THAT(outcome.err, ContainsText("testing: broken (CPU): wrong"));
     CHECK_THAT(outcome.out, ContainsText("wrong"));
-    CHECK_THAT(outcome.out, ContainsText("plain: plain attention"));
+    CHECK_THAT(outcome.out, ContainsText("plain (CPU): plain attention"));
   }
 }
 
@@ -121,7 +121,7 @@ TEST_CASE("A device error is a row of its own, and the next kernel still runs", 
   failing.run = [](const Args&, void*) { throw gpu::Error("softmax.cuh:41: a barrier is missing\n  thread 3"); };
   const Outcome outcome = run(chapter_with({failing, host_kernel("plain")}), {});
   CHECK(outcome.code == 1);
-  CHECK_THAT(outcome.err, ContainsText("testing: failing: failed: softmax.cuh:41: a barrier is missing\n  thread 3"));
+  CHECK_THAT(outcome.err, ContainsText("testing: failing (CPU): failed: softmax.cuh:41: a barrier is missing\n  thread 3"));
   CHECK_THAT(outcome.out, ContainsText("failed"));
   CHECK_THAT(outcome.out, ContainsText("right"));
 }
@@ -147,7 +147,7 @@ TEST_CASE("A refusal is a row among others and exit code 2 alone", "[stage]") {
   const Outcome among = run(chapter_with({refusing("picky"), host_kernel("plain")}), {"--head-dim", "48"});
   CHECK(among.code == 0);
   CHECK_THAT(among.out, ContainsText("refused"));
-  CHECK_THAT(among.out, ContainsText("picky: refused: " + sentence + "\n"));
+  CHECK_THAT(among.out, ContainsText("picky (CPU): refused: " + sentence + "\n"));
 
   for (const Outcome& alone :
        {run(chapter_with({refusing("picky")}), {"--head-dim", "48"}),
@@ -232,7 +232,7 @@ TEST_CASE("The JSON holds machine, problem, rows, figures and tables", "[stage]"
   CHECK(json["problem"]["window_right"] == 0);
   CHECK(json["right"] == true);
   REQUIRE(json["rows"].size() == 2);
-  CHECK(json["rows"][0]["kernel"] == "plain");
+  CHECK(json["rows"][0]["kernel"] == "plain (CPU)");
   CHECK(json["rows"][0]["verdict"] == "right");
   CHECK(json["rows"][0]["seconds"].is_null());
   CHECK(json["rows"][1]["bytes_predicted"] == 0);

@@ -135,8 +135,14 @@ void observe(std::uintptr_t address, std::size_t bytes, AccessKind kind, Place p
 
 void observe_access(const void* address, std::size_t bytes, AccessKind kind, Place place) {
   const Unwatched scope;
-  if (t_worker->interrupted.load(std::memory_order_relaxed)) abandon_endless();
+  if (t_worker->interrupted.load(std::memory_order_relaxed)) abandon_endless(place.name() + ": ");
   observe(reinterpret_cast<std::uintptr_t>(address), bytes, kind, place);
+}
+
+void report_misaligned(std::size_t bytes, Place place) {
+  const Unwatched scope;
+  find(place, "misaligned: an access of " + std::to_string(bytes) + " bytes has to start at a multiple of " +
+                  std::to_string(bytes));
 }
 
 bool checking() noexcept {
@@ -168,6 +174,16 @@ __attribute__((always_inline)) inline void hook(const volatile void* pointer, st
 
 }  // namespace
 
+/// An access that the compiler takes to be aligned, as a GPU does.
+__attribute__((always_inline)) inline void aligned_hook(const volatile void* pointer, std::size_t bytes,
+                                                        AccessKind kind, const void* return_address) {
+  if (reinterpret_cast<std::uintptr_t>(pointer) % bytes != 0 && gpu::emulator::t_watched) {
+    gpu::emulator::report_misaligned(bytes, gpu::emulator::Place::code(return_address));
+  }
+  hook(pointer, bytes, kind, return_address);
+}
+
+#define ALIGNED_HOOK(pointer, bytes, kind) aligned_hook(pointer, bytes, AccessKind::kind, __builtin_return_address(0))
 #define HOOK(pointer, bytes, kind) hook(pointer, bytes, AccessKind::kind, __builtin_return_address(0))
 
 extern "C" {
@@ -181,16 +197,16 @@ void __tsan_ignore_thread_begin() {}
 void __tsan_ignore_thread_end() {}
 
 #define HOOKS(bytes)                                                              \
-  void __tsan_read##bytes(void* p) { HOOK(p, bytes, load); }                      \
-  void __tsan_write##bytes(void* p) { HOOK(p, bytes, store); }                    \
+  void __tsan_read##bytes(void* p) { ALIGNED_HOOK(p, bytes, load); }              \
+  void __tsan_write##bytes(void* p) { ALIGNED_HOOK(p, bytes, store); }            \
   void __tsan_unaligned_read##bytes(void* p) { HOOK(p, bytes, load); }            \
   void __tsan_unaligned_write##bytes(void* p) { HOOK(p, bytes, store); }          \
-  void __tsan_volatile_read##bytes(void* p) { HOOK(p, bytes, load); }             \
-  void __tsan_volatile_write##bytes(void* p) { HOOK(p, bytes, store); }           \
+  void __tsan_volatile_read##bytes(void* p) { ALIGNED_HOOK(p, bytes, load); }     \
+  void __tsan_volatile_write##bytes(void* p) { ALIGNED_HOOK(p, bytes, store); }   \
   void __tsan_unaligned_volatile_read##bytes(void* p) { HOOK(p, bytes, load); }   \
   void __tsan_unaligned_volatile_write##bytes(void* p) { HOOK(p, bytes, store); } \
   void __tsan_read_write##bytes(void* p) {                                        \
-    HOOK(p, bytes, load);                                                         \
+    ALIGNED_HOOK(p, bytes, load);                                                 \
     HOOK(p, bytes, store);                                                        \
   }                                                                               \
   void __tsan_unaligned_read_write##bytes(void* p) {                              \

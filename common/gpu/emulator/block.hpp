@@ -293,9 +293,10 @@ std::string describe_address(std::uintptr_t address);
 // faults.cpp
 /// Leaves the running thread for good: its frames are neither resumed nor unwound.
 [[noreturn]] void abandon(std::string reason);
-[[noreturn]] void abandon_endless();
-/// Catches the memory faults of kernels while it lives, then puts the program's own handlers back. One a launch: test
-/// frameworks set handlers of their own for each test.
+/// \p line: "row_sum.cuh:41: ", or nothing.
+[[noreturn]] void abandon_endless(const std::string& line);
+/// While it lives, what the operating system stops a kernel for becomes a report; then the program's own handlers are
+/// back. One a launch, since test frameworks set handlers of their own for each test.
 class FaultHandlers {
  public:
   FaultHandlers();
@@ -304,7 +305,7 @@ class FaultHandlers {
   FaultHandlers& operator=(const FaultHandlers&) = delete;
 
  private:
-  struct sigaction saved_[2];
+  struct sigaction saved_[3];
 };
 void enter_worker(Worker& worker);
 void leave_worker(Worker& worker);

@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -17,12 +18,27 @@
 namespace gpu::emulator {
 namespace {
 
-constexpr int kMemoryFaults[] = {SIGSEGV, SIGBUS};
+constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE};
 
 std::mutex g_mutex;
 std::vector<Worker*> g_workers;
 
-void on_memory_fault(int signal_number, siginfo_t* info, void*) {
+/// "row_sum.cuh:41: " of the instruction that the signal interrupted; empty if that is not the program's own code.
+std::string interrupted_line(const void* context) {
+  const mcontext_t& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+  const auto instruction = static_cast<std::uintptr_t>(machine.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+  const auto instruction = static_cast<std::uintptr_t>(machine.pc);
+#else
+#error "which register holds the instruction's address?"
+#endif
+  // A Place expects the address behind the instruction.
+  const std::string line = Place::code(reinterpret_cast<const void*>(instruction + 1)).name();
+  return line.find(':') == std::string::npos ? std::string() : line + ": ";
+}
+
+void on_memory_fault(int signal_number, siginfo_t* info, void* context) {
   t_watched = nullptr;
   if (!t_thread) {  // not a kernel: the program's own fault
     signal(signal_number, SIG_DFL);
@@ -34,7 +50,12 @@ void on_memory_fault(int signal_number, siginfo_t* info, void*) {
   const auto shared = reinterpret_cast<std::uintptr_t>(me.block->memory->shared());
   const std::size_t bytes = me.block->memory->shared_bytes();
   std::string what;
-  if (address - (me.stack_low - 4096) < 8192) {
+  if (signal_number == SIGFPE) {
+    abandon(interrupted_line(context) + "an integer was divided by zero, which on a GPU gives an arbitrary number " +
+            position(me));
+  } else if (info->si_code == SI_KERNEL) {  // x86 does not tell the address then
+    what = "a misaligned access: a float4 has to start at a multiple of 16 bytes";
+  } else if (address - (me.stack_low - 4096) < 8192) {
     what = "stack overflow: the thread's local variables need more than 64 KB";
   } else if (address - (shared - 4096) < (bytes + 4095) / 4096 * 4096 + 3 * 4096) {  // up to the guard behind it
     what = "out of bounds: shared memory at offset " + std::to_string(static_cast<std::ptrdiff_t>(address - shared)) +
@@ -44,16 +65,16 @@ void on_memory_fault(int signal_number, siginfo_t* info, void*) {
   } else {
     what = "out of bounds: " + describe_address(address);
   }
-  if (!checking()) what += "; the checking build (preset emulator-check) names the line";
-  abandon("memory fault: " + what + " " + position(me));
+  abandon(interrupted_line(context) + "memory fault: " + what + " " + position(me));
 }
 
-void on_watchdog(int, siginfo_t*, void*) {
+void on_watchdog(int, siginfo_t*, void* context) {
   if (t_watched) {
-    abandon_endless();
+    t_watched = nullptr;
+    abandon_endless(interrupted_line(context));
   } else if (t_worker) {
-    t_worker->interrupted =
-        true;  // inside the emulator, which must not be left in the middle of things: at its next entry
+    // Inside the emulator, which must not be left in the middle of things: at its next entry.
+    t_worker->interrupted = true;
   }
 }
 
@@ -94,9 +115,9 @@ void abandon(std::string reason) {
   std::abort();  // nobody resumes an abandoned thread
 }
 
-void abandon_endless() {
+void abandon_endless(const std::string& line) {
   t_watched = nullptr;
-  abandon("a thread computes without end: no barrier, atomic or exit for " +
+  abandon(line + "a thread computes without end: no barrier, atomic or exit for " +
           seconds(t_thread->block->launch.options.stall_seconds) +
           ". A loop that waits for another thread must read with gpu::load_acquire or an atomic " +
           position(*t_thread));
@@ -106,7 +127,7 @@ FaultHandlers::FaultHandlers() {
   struct sigaction action {};
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // the handler does not return: keep the signal unblocked
   action.sa_sigaction = on_memory_fault;
-  for (std::size_t i = 0; i < std::size(kMemoryFaults); ++i) sigaction(kMemoryFaults[i], &action, &saved_[i]);
+  for (std::size_t i = 0; i < std::size(kFaults); ++i) sigaction(kFaults[i], &action, &saved_[i]);
   static const bool once = [&] {
     // For good: an interruption may arrive when its launch is over, and is ignored then.
     action.sa_sigaction = on_watchdog;
@@ -118,7 +139,7 @@ FaultHandlers::FaultHandlers() {
 }
 
 FaultHandlers::~FaultHandlers() {
-  for (std::size_t i = 0; i < std::size(kMemoryFaults); ++i) sigaction(kMemoryFaults[i], &saved_[i], nullptr);
+  for (std::size_t i = 0; i < std::size(kFaults); ++i) sigaction(kFaults[i], &saved_[i], nullptr);
 }
 
 void enter_worker(Worker& worker) {

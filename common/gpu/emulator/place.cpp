@@ -6,6 +6,7 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -21,6 +22,7 @@ constexpr std::uintptr_t kSiteMark = std::uintptr_t{1} << 63;  ///< user address
 std::string look_up(std::uintptr_t return_address) {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(return_address), &info) || !info.dli_fbase) return "unknown line";
+  if (std::strstr(info.dli_fname, ".so")) return "unknown line";  // a library's own code
   char program[4096];
   const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
   if (length <= 0) return "unknown line";
@@ -38,14 +40,14 @@ std::string look_up(std::uintptr_t return_address) {
     pclose(pipe);
   }
   line.erase(std::min(line.find_first_of("\n ("), line.size()));
-  if (line.empty() || line[0] == '?') return "unknown line (addr2line of binutils is needed)";
+  if (line.empty() || line[0] == '?') return "unknown line";
   return short_path(line);
 }
 
 }  // namespace
 
 std::string short_path(const std::string& path) {
-  for (const char* root : {"/chapters/", "/common/", "/tests/"}) {
+  for (const char* root : {"/tests/", "/chapters/", "/common/"}) {
     const auto at = path.rfind(root);
     if (at != std::string::npos) return path.substr(at + 1);
   }

@@ -27,23 +27,25 @@ class OptionsScope {
   gpu::EmulatorOptions saved_;
 };
 
+template <int kThreads>
 struct OrdinaryShared {
-  int value[64];
+  int value[kThreads];
 };
 
 /// Uses what a fault could have left behind: a barrier, a shuffle, shared and device memory.
-inline __global__ void ordinary(int* out_gmem) {
-  auto& shared = gpu::shared_memory<OrdinaryShared>();
+template <int kThreads>
+__global__ void ordinary(int* out_gmem) {
+  auto& shared = gpu::shared_memory<OrdinaryShared<kThreads>>();
   const int thread = static_cast<int>(threadIdx.x);
   shared.value[thread] = __shfl_xor_sync(gpu::kFullWarp, thread, 1);
   __syncthreads();
-  out_gmem[static_cast<int>(blockIdx.x) * 64 + thread] = shared.value[63 - thread];
+  out_gmem[static_cast<int>(blockIdx.x) * kThreads + thread] = shared.value[kThreads - 1 - thread];
 }
 
 /// Whether an ordinary launch gives what it should.
 inline bool ordinary_launch_works() {
   gpu::DeviceBuffer<int> out_gmem(4 * 64, "out");
-  gpu::launch<OrdinaryShared>(ordinary, {.grid = 4, .block = 64}, out_gmem.data());
+  gpu::launch<OrdinaryShared<64>>(ordinary<64>, {.grid = 4, .block = 64}, out_gmem.data());
   const std::vector<int> out = out_gmem.download();
   for (int i = 0; i < 4 * 64; ++i) {
     if (out[static_cast<std::size_t>(i)] != ((63 - i % 64) ^ 1)) return false;

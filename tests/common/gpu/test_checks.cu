@@ -179,7 +179,7 @@ __global__ void atomic_against_plain(int* sum_gmem) {
   }
 }
 
-__global__ void reset_by_host_order(int* sum_gmem) { sum_gmem[threadIdx.x] += 1; }
+__global__ void add_one(int* sum_gmem) { sum_gmem[threadIdx.x] += 1; }
 
 // ---- counts
 
@@ -513,7 +513,7 @@ TEST_CASE("race: an atomic and a plain access", "[check]") {
 
 TEST_CASE("one launch after the other is no race", "[check]") {
   gpu::DeviceBuffer<int> sum_gmem(std::vector<int>(32, 0), "sum");
-  for (int i = 0; i < 3; ++i) gpu::launch(reset_by_host_order, {.grid = 1, .block = 32}, sum_gmem.data());
+  for (int i = 0; i < 3; ++i) gpu::launch(add_one, {.grid = 1, .block = 32}, sum_gmem.data());
   CHECK(sum_gmem.download() == std::vector<int>(32, 3));
 }
 

@@ -12,7 +12,4 @@ namespace gpu::emulator {
 /// and reports what is wrong with them: past an end, never written, foreign, or racing.
 void observe_access(const void* address, std::size_t bytes, AccessKind kind, Place place);
 
-/// A GPU faults on an access that does not start at a multiple of its size.
-void report_misaligned(std::size_t bytes, Place place);
-
 }  // namespace gpu::emulator

@@ -16,7 +16,7 @@ using namespace first_kernel;
 
 }  // namespace
 
-TEST_CASE("ceilings: every kernel's result is right, and its check can fail") {
+TEST_CASE("ceilings: every kernel's result is right, and its check can fail", "[poison]") {
   for (const Ceiling& ceiling : make_ceilings(CeilingSizes::tiny())) {
     CAPTURE(ceiling.name);
     CHECK(ceiling.check() != "");  // nothing launched yet: the sums belong to another kernel, or are poison

@@ -166,7 +166,7 @@ TEST_CASE("atomicExch loses nothing", "[vocabulary]") {
   check_exchange<float>();
 }
 
-TEST_CASE("a spin lock on atomicCAS lets one thread in at a time, under any schedule", "[vocabulary]") {
+TEST_CASE("a spin lock on atomicCAS lets one thread in at a time, under any schedule", "[vocabulary][lock]") {
   check_lock<int>();
   check_lock<unsigned>();
   if (!gpu::device().emulated) return;

@@ -19,7 +19,7 @@ TEST_CASE("a buffer gives back what was put in", "[buffer]") {
   CHECK(buffer.download() == std::vector<double>{4, 5, 6});
 }
 
-TEST_CASE("fresh memory is poison, 256-byte aligned, and can be poisoned again", "[buffer]") {
+TEST_CASE("fresh memory is poison, 256-byte aligned, and can be poisoned again", "[buffer][poison]") {
   gpu::DeviceBuffer<float> buffer(1001, "buffer");
   CHECK(reinterpret_cast<std::uintptr_t>(buffer.data()) % 256 == 0);
   const auto all_ones = [&] {

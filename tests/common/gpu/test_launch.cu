@@ -179,7 +179,7 @@ TEST_CASE("kernel parameters arrive by value, converted to what the kernel decla
   CHECK(out_gmem.download() == std::vector<double>{108, 213, 318, 123});
 }
 
-TEST_CASE("a result that nobody wrote stays NaN", "[vocabulary]") {
+TEST_CASE("a result that nobody wrote stays NaN", "[vocabulary][poison]") {
   gpu::DeviceBuffer<float> out_gmem(64, "out");
   gpu::launch(write_all_but, {.grid = 1, .block = 64}, out_gmem.data(), 17u);
   const auto out = out_gmem.download();

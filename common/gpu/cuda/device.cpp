@@ -13,14 +13,13 @@
 
 #include "common/gpu/cuda/check.hpp"
 #include "common/gpu/emulation.hpp"
+#include "common/gpu/memory_account.hpp"
 
 namespace gpu {
 namespace {
 
 std::mutex g_mutex;
 std::unordered_map<void*, std::size_t> g_sizes;
-std::size_t g_in_use = 0;
-std::size_t g_peak = 0;
 
 std::string version(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
 
@@ -116,19 +115,6 @@ std::size_t memory_available() {
   return free;
 }
 
-std::size_t memory_in_use() {
-  const std::lock_guard lock(g_mutex);
-  return g_in_use;
-}
-std::size_t memory_peak() {
-  const std::lock_guard lock(g_mutex);
-  return g_peak;
-}
-void reset_memory_peak() {
-  const std::lock_guard lock(g_mutex);
-  g_peak = g_in_use;
-}
-
 void* allocate(std::size_t bytes, const char* label) {
   device();
   void* p = nullptr;
@@ -142,10 +128,9 @@ void* allocate(std::size_t bytes, const char* label) {
   }
   cuda::check(status, "cudaMalloc");
   if (poison_wanted()) cuda::check(cudaMemset(p, 0xFF, bytes), "cudaMemset");
+  account_allocated(bytes);
   const std::lock_guard lock(g_mutex);
   g_sizes[p] = bytes;
-  g_in_use += bytes;
-  if (g_in_use > g_peak) g_peak = g_in_use;
   return p;
 }
 
@@ -154,7 +139,7 @@ void deallocate(void* pointer) noexcept {
     const std::lock_guard lock(g_mutex);
     const auto it = g_sizes.find(pointer);
     if (it != g_sizes.end()) {
-      g_in_use -= it->second;
+      account_freed(it->second);
       g_sizes.erase(it);
     }
   }

@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "common/gpu/emulator/block.hpp"
+#include "common/gpu/memory_account.hpp"
 
 namespace gpu::emulator {
 namespace {
@@ -36,7 +37,6 @@ void* map_pages(std::size_t bytes, int protection) {
 
 std::mutex g_mutex;
 std::map<std::uintptr_t, Allocation> g_allocations;  ///< by mapping
-std::size_t g_in_use = 0, g_peak = 0;
 
 std::size_t red_zone_end(const Allocation& a) { return a.mapping + a.mapping_bytes - kMargin - a.data; }
 
@@ -192,19 +192,6 @@ std::size_t memory_available() {
   return kilobytes * 1024 / (checking() ? 20 : 1);
 }
 
-std::size_t memory_in_use() {
-  const std::lock_guard lock(g_mutex);
-  return g_in_use;
-}
-std::size_t memory_peak() {
-  const std::lock_guard lock(g_mutex);
-  return g_peak;
-}
-void reset_memory_peak() {
-  const std::lock_guard lock(g_mutex);
-  g_peak = g_in_use;
-}
-
 void* allocate(std::size_t bytes, const char* label) {
   if (bytes > memory_available()) {
     throw Error(std::string(label) + ": " + std::to_string(bytes) + " bytes of device memory wanted, " +
@@ -227,8 +214,7 @@ void* allocate(std::size_t bytes, const char* label) {
     a.written = static_cast<std::uint8_t*>(map_pages(bytes / 8 + 1, PROT_READ | PROT_WRITE));
   }
   const std::lock_guard lock(g_mutex);
-  g_in_use += bytes;
-  g_peak = std::max(g_peak, g_in_use);
+  account_allocated(bytes);
   const std::uintptr_t data = a.data;
   g_allocations.emplace(a.mapping, std::move(a));
   return reinterpret_cast<void*>(data);
@@ -242,7 +228,7 @@ void deallocate(void* pointer) noexcept {
   --it;
   const Allocation& a = it->second;
   if (a.data != address) return;
-  g_in_use -= a.bytes;
+  account_freed(a.bytes);
   if (a.shadow) {
     munmap(a.shadow, (a.bytes + 3) / 4 * sizeof(GlobalShadow));
     munmap(a.written, a.bytes / 8 + 1);

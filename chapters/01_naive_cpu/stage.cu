@@ -95,10 +95,9 @@ void weigh_the_matrices(stage::Program& program) {
       rows.push_back(row);
     }
   }
-  program.say(
-      "One head, d = 128, no mask. FLOP/B: of attention with S and P in memory; fused: without. The last columns say "
-      "what\n"
-      "limits the two, memory or math, on the tensor cores for bf16 and on the fp32 units for fp32.");
+  program.say("One head, d = " + std::to_string(kHeadDim) +
+              ", no mask. FLOP/B: of attention with S and P in memory; fused: without. The last columns say what\n"
+              "limits the two, memory or math, on the tensor cores for bf16 and on the fp32 units for fp32.");
   program.table("intensity", header, rows);
 
   std::string bound = "With S and P in memory, bf16 attention at N = 128K can at best reach";

@@ -43,9 +43,18 @@ inline constexpr int kQueriesPerBlock = 128;
 /// Blocks of `size` that cover `length`.
 constexpr int blocks_of(int length, int size) { return length / size + (length % size != 0); }
 
+/// Index of a query row among all; head_index is batch · heads_q + head.
+constexpr std::int64_t row_index(int head_index, int seqlen_q, int query) {
+  return std::int64_t{head_index} * seqlen_q + query;
+}
+
+/// Offset of a score in S, and of its weight in P, in elements. In 64 bits: 16 heads of 16384 queries and keys have 2³²
+/// scores.
+constexpr std::int64_t score_offset(std::int64_t row, int seqlen_kv, int key) { return row * seqlen_kv + key; }
+
 /// One row of S, P, O and LSE.
 struct QueryRow {
-  std::int64_t index;  ///< of the row among all: (batch · heads_q + head) · seqlen_q + query
+  std::int64_t index;  ///< row_index
   int batch, head, query;
 };
 
@@ -85,7 +94,7 @@ __global__ void scores_kernel(ForwardArgs<float> args, float* s_gmem, int key_bl
       for (int c = 0; c < kHeadDim; ++c) dot += q[c] * k_reg[c];
       score = args.softmax_scale * dot;
     }
-    s_gmem[(std::int64_t{head_index} * args.seqlen_q + query) * args.seqlen_kv + key] = score;
+    s_gmem[score_offset(row_index(head_index, args.seqlen_q, query), args.seqlen_kv, key)] = score;
   }
 }
 
@@ -118,8 +127,8 @@ template <int kThreads>
 __global__ void softmax_kernel(ForwardArgs<float> args, const float* s_gmem, float* p_gmem) {
   auto& shared = gpu::shared_memory<RowShared<kThreads>>();
   const std::int64_t row = blockIdx.x;
-  const float* s_row = s_gmem + row * args.seqlen_kv;
-  float* p_row = p_gmem + row * args.seqlen_kv;
+  const float* s_row = s_gmem + score_offset(row, args.seqlen_kv, 0);
+  float* p_row = p_gmem + score_offset(row, args.seqlen_kv, 0);
   const int thread = static_cast<int>(threadIdx.x);
 
   float m = -INFINITY;
@@ -144,7 +153,7 @@ template <int kHeadDim>
 __global__ void output_kernel(ForwardArgs<float> args, const float* p_gmem) {
   const QueryRow row = query_row(args, blockIdx.x);
   const int column = static_cast<int>(threadIdx.x);
-  const float* p_row = p_gmem + row.index * args.seqlen_kv;
+  const float* p_row = p_gmem + score_offset(row.index, args.seqlen_kv, 0);
   const float* v = args.v_row(row.batch, 0, args.kv_head(row.head)) + column;
 
   const KeyRange keys = args.visible_keys(row.query);
@@ -160,7 +169,7 @@ void run_three_kernels(const ForwardArgs<float>& args, void* workspace) {
   const std::int64_t rows = heads * args.seqlen_q;
   if (rows == 0) return;
   float* s_gmem = static_cast<float*>(workspace);
-  float* p_gmem = s_gmem + rows * args.seqlen_kv;
+  float* p_gmem = s_gmem + score_offset(rows, args.seqlen_kv, 0);
 
   const int key_blocks = blocks_of(args.seqlen_kv, kThreads);
   const int query_blocks = blocks_of(args.seqlen_q, kQueriesPerBlock);

@@ -33,6 +33,7 @@ struct EmulatorOptions {
   std::vector<SourceLine> without;  ///< synchronisations to skip
   int workers = 0;                  ///< OS threads; 0: one a core
   double stall_seconds = 10;        ///< nothing but polling, or one thread computing, for so long is reported
+  double endless_seconds = 100;     ///< and so is a kernel none of whose threads exits. Both in CPU time of a worker
 };
 
 /// \throws Error on a GPU unless the options are the default ones.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include "common/attention/cost.hpp"
 #include "common/stage/json.hpp"
@@ -238,6 +239,13 @@ Options resolve(const CommandLine& line, const Chapter& chapter, const gpu::Devi
       p.validate();
     } catch (const std::invalid_argument& error) {
       throw BadArgument(error.what());
+    }
+    // The inputs are normal numbers, of which none reaches 10: no score is larger than 100 · head_dim · scale.
+    const double largest_scale = std::numeric_limits<float>::max() / (100.0 * p.head_dim);
+    if (std::abs(p.scale()) > largest_scale) {
+      throw BadArgument(
+          fmt::format("with --scale {:g} scores of head_dim {} can leave the range of fp32; allowed: -{:.1e} to {:.1e}",
+                      p.scale(), p.head_dim, largest_scale, largest_scale));
     }
     const double needed = host_bytes(p, device.emulated);
     const double available = host_memory_available();

@@ -106,6 +106,32 @@ expect_set_up 1 'configuring'
 if grep -q Installing "$folder/out"; then wrong 'speaks of installing although nothing is missing'; fi
 [ ! -e "$folder/book/build/emulator-check/CMakeCache.txt" ] || wrong 'half a configuration is left'
 
+# --- What is built ----------------------------------------------------------------------------------------------------
+
+# Where the JSON goes to standard output, nothing else goes there.
+for option in '--json -' '--json=-'; do
+  got=0
+  # shellcheck disable=SC2086  # $option is one word or two.
+  PATH=$folder/bin "$learn" run 02 --causal $option >"$folder/out" 2>"$folder/err" </dev/null || got=$?
+  [ "$got" -eq 1 ] || wrong "run 02 $option without cmake: exit code $got, wanted 1"
+  [ ! -s "$folder/out" ] || wrong "run 02 $option: learn's own lines on standard output"
+  grep -q 'Kernels run on' "$folder/err" || wrong "run 02 $option: does not say where the kernels run"
+done
+
+# A program that refuses its options leaves the results of the last run alone.
+stand_in cmake 'exit 0'
+stand_in nproc 'echo 1'
+results=$folder/book/build/emulator-check/results/02_naive_gpu.json
+mkdir -p "$folder/book/build/emulator-check/chapters" "$folder/book/build/emulator-check/results"
+printf '#!/bin/sh\necho refused >&2\nexit 2\n' >"$folder/book/build/emulator-check/chapters/02_naive_gpu"
+chmod +x "$folder/book/build/emulator-check/chapters/02_naive_gpu"
+echo '{}' >"$results"
+got=0
+PATH=$folder/bin "$learn" run 02 --head-dim 48 >"$folder/out" 2>"$folder/err" </dev/null || got=$?
+[ "$got" -eq 2 ] || wrong "a refusing program: exit code $got, wanted 2"
+grep -q refused "$folder/err" || wrong 'a refusing program was not run'
+[ -s "$results" ] || wrong 'a refusing program: the last results are gone'
+
 if [ "$failures" -ne 0 ]; then
   echo "$failures wrong"
   exit 1

@@ -17,7 +17,7 @@
 namespace gpu::emulator {
 namespace {
 
-/// The program's own image: constants and static data.
+/// The constants of the program itself. Its variables are host memory, which a GPU does not reach.
 struct Image {
   std::uintptr_t low = ~std::uintptr_t{0}, high = 0;
   Image() {
@@ -26,7 +26,7 @@ struct Image {
           auto& image = *static_cast<Image*>(self);
           for (int i = 0; i < info->dlpi_phnum; ++i) {
             const auto& segment = info->dlpi_phdr[i];
-            if (segment.p_type != PT_LOAD) continue;
+            if (segment.p_type != PT_LOAD || (segment.p_flags & PF_W)) continue;
             image.low = std::min(image.low, static_cast<std::uintptr_t>(info->dlpi_addr + segment.p_vaddr));
             image.high =
                 std::max(image.high, static_cast<std::uintptr_t>(info->dlpi_addr + segment.p_vaddr + segment.p_memsz));
@@ -78,6 +78,10 @@ void observe_shared(std::uintptr_t offset, std::size_t bytes, AccessKind kind, P
 }
 
 void observe_global(Allocation& a, std::uintptr_t address, std::size_t bytes, AccessKind kind, Place place) {
+  if (a.freed) {
+    find(place, std::string("use after free: ") + verb(kind) + " " + describe_address(address));
+    return;
+  }
   if (!a.holds(address) || !a.holds(address + bytes - 1)) {
     find(place, std::string("out of bounds: ") + verb(kind) + " " + std::to_string(bytes) + " bytes, " +
                     describe_address(a.holds(address) ? address + bytes - 1 : address));
@@ -125,10 +129,9 @@ void observe(std::uintptr_t address, std::size_t bytes, AccessKind kind, Place p
   }
   static const Image image;
   if (address - image.low < image.high - image.low || is_parameter(address)) return;
-  find(place,
-       std::string("foreign memory: ") + verb(kind) +
-           " memory that is neither shared memory nor a device buffer nor this thread's own: a host pointer, a freed "
-           "buffer, or another thread's local variable");
+  find(place, std::string("foreign memory: ") + verb(kind) +
+                  " memory that is neither shared memory nor a device buffer nor this thread's own: a host pointer or "
+                  "another thread's local variable");
 }
 
 }  // namespace
@@ -226,19 +229,24 @@ HOOKS(16)
 
 void __tsan_read_range(void* p, unsigned long bytes) { HOOK(p, bytes, load); }
 void __tsan_write_range(void* p, unsigned long bytes) { HOOK(p, bytes, store); }
-void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
-  HOOK(from, bytes, load);
-  HOOK(to, bytes, store);
-  return std::memcpy(to, from, bytes);
+
+// memcpy, memmove and memset that the compiler leaves as calls: the linker's --wrap brings the whole program's here.
+void* __real_memcpy(void* to, const void* from, std::size_t bytes);
+void* __real_memmove(void* to, const void* from, std::size_t bytes);
+void* __real_memset(void* to, int value, std::size_t bytes);
+void* __wrap_memcpy(void* to, const void* from, std::size_t bytes) {
+  if (bytes) HOOK(from, bytes, load);
+  if (bytes) HOOK(to, bytes, store);
+  return __real_memcpy(to, from, bytes);
 }
-void* __tsan_memmove(void* to, const void* from, std::size_t bytes) {
-  HOOK(from, bytes, load);
-  HOOK(to, bytes, store);
-  return std::memmove(to, from, bytes);
+void* __wrap_memmove(void* to, const void* from, std::size_t bytes) {
+  if (bytes) HOOK(from, bytes, load);
+  if (bytes) HOOK(to, bytes, store);
+  return __real_memmove(to, from, bytes);
 }
-void* __tsan_memset(void* to, int value, std::size_t bytes) {
-  HOOK(to, bytes, store);
-  return std::memset(to, value, bytes);
+void* __wrap_memset(void* to, int value, std::size_t bytes) {
+  if (bytes) HOOK(to, bytes, store);
+  return __real_memset(to, value, bytes);
 }
 
 // C++ atomics in host code of the same file: carried out, not watched. Kernels use atomic.cuh, which is.

@@ -45,6 +45,7 @@ void Block::on_exit(Thread& thread) {
   --alive;
   alive_lanes[static_cast<std::size_t>(thread.warp)] &= ~(1u << thread.lane);
   progress();
+  t_worker->exits.store(t_worker->exits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   for (const WarpMeeting& meeting : meetings[static_cast<std::size_t>(thread.warp)]) {
     if (meeting.arrived && (meeting.mask >> thread.lane & 1u)) {
       fault(meeting.site, "lane " + std::to_string(thread.lane) +

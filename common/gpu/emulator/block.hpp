@@ -192,6 +192,7 @@ struct Worker {
   std::size_t current = 0;
   std::atomic<std::uint64_t> turns{0};  ///< context switches: a worker whose count stands still computes (faults.cpp)
   std::atomic<std::uint64_t> progress{0};  ///< events that moved some thread on
+  std::atomic<std::uint64_t> exits{0};     ///< threads that finished
   std::atomic<bool> in_thread{false};
   std::atomic<bool> interrupted{false};  ///< the running thread has computed for too long
   unsigned long handle = 0;              ///< pthread_t
@@ -205,8 +206,11 @@ struct Worker {
   bool rotate();
   void resume(Block& block, Thread& thread);
   void unwind_all();
-  std::uint64_t last_total_ = 0;
-  double last_change_ = 0;
+  bool ends();
+  std::uint64_t last_total_ = 0, last_exits_ = 0;
+  double last_change_ = 0, last_exit_ = 0;  ///< seconds of CPU time
+  std::size_t fruitless_rotations_ = 0;
+  unsigned turns_since_look_ = 0;
 };
 
 /// One launch, from the check of its shape to its result.
@@ -236,6 +240,7 @@ struct Launch {
   void find(const std::string& key, const std::string& text);
   std::uint64_t block_at(std::uint64_t position) const;
   std::uint64_t total_progress() const;
+  std::uint64_t total_exits() const;
 
  private:
   std::mutex mutex_;
@@ -305,7 +310,7 @@ class FaultHandlers {
   FaultHandlers& operator=(const FaultHandlers&) = delete;
 
  private:
-  struct sigaction saved_[3];
+  struct sigaction saved_[6];
 };
 void enter_worker(Worker& worker);
 void leave_worker(Worker& worker);

@@ -18,7 +18,7 @@
 namespace gpu::emulator {
 namespace {
 
-constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE};
+constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
 
 std::mutex g_mutex;
 std::vector<Worker*> g_workers;
@@ -50,7 +50,10 @@ void on_memory_fault(int signal_number, siginfo_t* info, void* context) {
   const auto shared = reinterpret_cast<std::uintptr_t>(me.block->memory->shared());
   const std::size_t bytes = me.block->memory->shared_bytes();
   std::string what;
-  if (signal_number == SIGFPE) {
+  if (signal_number == SIGILL || signal_number == SIGTRAP || signal_number == SIGABRT) {
+    abandon(interrupted_line(context) + "the kernel stopped itself (a trap, abort, or a failed assert) " +
+            position(me));
+  } else if (signal_number == SIGFPE) {
     abandon(interrupted_line(context) + "an integer was divided by zero, which on a GPU gives an arbitrary number " +
             position(me));
   } else if (info->si_code == SI_KERNEL) {  // x86 does not tell the address then
@@ -88,10 +91,14 @@ void watch() {
   std::vector<Look> looks;
   for (;;) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
     const std::lock_guard lock(g_mutex);
     std::vector<Look> next;
     for (Worker* worker : g_workers) {
+      // CPU time of the worker: a busy or suspended machine is no fault of the kernel.
+      clockid_t clock;
+      timespec time;
+      if (pthread_getcpuclockid(worker->handle, &clock) != 0 || clock_gettime(clock, &time) != 0) continue;
+      const double now = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
       Look look{worker, worker->turns.load(), now};
       for (const Look& l : looks) {
         if (l.worker == worker && l.turns == look.turns) look.since = l.since;

@@ -75,6 +75,9 @@ inline constexpr int warpSize = 32;
 using std::max;
 using std::min;
 
+/// Stops the kernel with an error.
+[[noreturn]] inline void __trap() { __builtin_trap(); }
+
 /// A load that promises nobody writes the data during the kernel.
 template <class T>
 inline T __ldg(const T* address) {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 
@@ -37,6 +38,8 @@ void* map_pages(std::size_t bytes, int protection) {
 
 std::mutex g_mutex;
 std::map<std::uintptr_t, Allocation> g_allocations;  ///< by mapping
+std::deque<std::uintptr_t> g_freed;                  ///< mappings of freed buffers, oldest first
+constexpr std::size_t kFreedKept = 256;
 
 std::size_t red_zone_end(const Allocation& a) { return a.mapping + a.mapping_bytes - kMargin - a.data; }
 
@@ -139,6 +142,7 @@ void mark_written(Allocation& allocation, std::size_t offset, std::size_t bytes)
 std::string device_memory_damage() {
   const std::lock_guard lock(g_mutex);
   for (auto& [unused, a] : g_allocations) {
+    if (a.freed) continue;
     auto* const data = reinterpret_cast<unsigned char*>(a.data);
     auto* const begin = reinterpret_cast<unsigned char*>(a.mapping + kMargin);
     unsigned char* const end = data + red_zone_end(a);
@@ -154,7 +158,8 @@ std::string device_memory_damage() {
     if (!text.empty()) {
       std::memset(begin, 0xFF, static_cast<std::size_t>(data - begin));
       std::memset(data + a.bytes, 0xFF, static_cast<std::size_t>(end - (data + a.bytes)));
-      return "out of bounds: " + text + "; the checking build (preset emulator-check) names the line";
+      return "out of bounds: " + text +
+             (checking() ? "" : "; the checking build (preset emulator-check) names the line");
     }
   }
   return {};
@@ -162,7 +167,8 @@ std::string device_memory_damage() {
 
 std::string describe_address(std::uintptr_t address) {
   if (const Allocation* a = find_allocation(address)) {
-    const std::string what = "'" + a->label + "' (" + std::to_string(a->bytes) + " bytes)";
+    const std::string what =
+        (a->freed ? "the freed buffer '" : "'") + a->label + "' (" + std::to_string(a->bytes) + " bytes)";
     if (address < a->data) return std::to_string(a->data - address) + " bytes before the start of " + what;
     if (address >= a->data + a->bytes)
       return std::to_string(address - a->data - a->bytes) + " bytes past the end of " + what;
@@ -226,15 +232,28 @@ void deallocate(void* pointer) noexcept {
   auto it = g_allocations.upper_bound(address);
   if (it == g_allocations.begin()) return;
   --it;
-  const Allocation& a = it->second;
-  if (a.data != address) return;
+  Allocation& a = it->second;
+  if (a.data != address || a.freed) return;
   account_freed(a.bytes);
   if (a.shadow) {
     munmap(a.shadow, (a.bytes + 3) / 4 * sizeof(GlobalShadow));
     munmap(a.written, a.bytes / 8 + 1);
   }
-  munmap(reinterpret_cast<void*>(a.mapping), a.mapping_bytes);
-  g_allocations.erase(it);
+  a.shadow = nullptr;
+  a.written = nullptr;
+  a.freed = true;
+  // The memory goes back, the addresses stay taken: nobody else may get them while an old pointer may be about.
+  if (mmap(reinterpret_cast<void*>(a.mapping), a.mapping_bytes, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    return;
+  }
+  g_freed.push_back(a.mapping);
+  if (g_freed.size() > kFreedKept) {
+    const auto oldest = g_allocations.find(g_freed.front());
+    munmap(reinterpret_cast<void*>(oldest->second.mapping), oldest->second.mapping_bytes);
+    g_allocations.erase(oldest);
+    g_freed.pop_front();
+  }
 }
 
 namespace {
@@ -242,7 +261,7 @@ namespace {
 Allocation& require_range(const void* pointer, std::size_t bytes, const char* what) {
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(pointer);
   Allocation* a = find_allocation(address);
-  if (!a || address < a->data || address + bytes > a->data + a->bytes) {
+  if (!a || a->freed || address < a->data || address + bytes > a->data + a->bytes) {
     throw Error(std::string(what) + ": " + std::to_string(bytes) + " bytes at " + describe_address(address));
   }
   return *a;

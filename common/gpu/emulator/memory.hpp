@@ -19,6 +19,7 @@ struct Allocation {
   std::uintptr_t data = 0;
   std::size_t bytes = 0;
   std::string label;
+  bool freed = false;  ///< kept inaccessible for a while, so that a use of it is noticed
   // Checking build: the shadow of every 4-byte word, and one bit for each byte that has a value.
   GlobalShadow* shadow = nullptr;
   std::uint8_t* written = nullptr;

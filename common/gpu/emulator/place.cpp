@@ -1,11 +1,14 @@
 /// \file
 /// Names of places in the program: source lines, threads.
 
-#include <cxxabi.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <link.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -17,6 +20,37 @@ namespace gpu::emulator {
 namespace {
 
 constexpr std::uintptr_t kSiteMark = std::uintptr_t{1} << 63;  ///< user addresses leave the top bit free
+
+/// What a program prints, without a shell in between: the arguments may hold any character.
+std::string output_of(std::vector<const char*> arguments) {
+  arguments.push_back(nullptr);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return {};
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  pid_t child = 0;
+  const int failed =
+      posix_spawnp(&child, arguments[0], &actions, nullptr, const_cast<char* const*>(arguments.data()), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  std::string text;
+  char part[512];
+  for (ssize_t n; !failed && (n = read(ends[0], part, sizeof part)) != 0;) {
+    if (n > 0) {
+      text.append(part, static_cast<std::size_t>(n));
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  close(ends[0]);
+  if (!failed) {
+    while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  return text;
+}
 
 /// Asks addr2line (binutils) for the line of an instruction of this program.
 std::string look_up(std::uintptr_t return_address) {
@@ -30,16 +64,12 @@ std::string look_up(std::uintptr_t return_address) {
   // The call ends at the return address; the access is just before it. Position-independent code counts from the base.
   const auto* header = static_cast<const ElfW(Ehdr)*>(info.dli_fbase);
   const std::uintptr_t base = header->e_type == ET_DYN ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : 0;
-  char command[4300];
-  std::snprintf(command, sizeof command, "addr2line -e '%s' %#lx 2>/dev/null", program,
-                static_cast<unsigned long>(return_address - 1 - base));
-  std::string line;
-  if (std::FILE* pipe = popen(command, "r")) {
-    char text[4096];
-    if (std::fgets(text, sizeof text, pipe)) line = text;
-    pclose(pipe);
-  }
-  line.erase(std::min(line.find_first_of("\n ("), line.size()));
+  char address[32];
+  std::snprintf(address, sizeof address, "%#lx", static_cast<unsigned long>(return_address - 1 - base));
+  std::string line = output_of({"addr2line", "-e", program, address});
+  // "/home/me/a book/row_sum.cuh:58 (discriminator 1)": blanks may be part of the path.
+  line.erase(std::min(line.find('\n'), line.size()));
+  line.erase(std::min(line.rfind(" (discriminator"), line.size()));
   if (line.empty() || line[0] == '?') return "unknown line";
   return short_path(line);
 }
@@ -47,15 +77,9 @@ std::string look_up(std::uintptr_t return_address) {
 }  // namespace
 
 std::string short_path(const std::string& path) {
-  for (const char* root : {"/tests/", "/chapters/", "/common/"}) {
-    const auto at = path.rfind(root);
-    if (at != std::string::npos) return path.substr(at + 1);
-  }
-  const auto slash = path.rfind('/');
-  return slash == std::string::npos || path.rfind("chapters/", 0) == 0 || path.rfind("common/", 0) == 0 ||
-                 path.rfind("tests/", 0) == 0
-             ? path
-             : path.substr(slash + 1);
+  const std::string root = BOOK_SOURCE_DIR "/";
+  if (path.compare(0, root.size(), root) == 0) return path.substr(root.size());
+  return path.substr(path.rfind('/') + 1);
 }
 
 Place Place::site(Site site) {

@@ -21,8 +21,11 @@ constinit thread_local Thread* t_watched = nullptr;
 
 namespace {
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+/// Time that this OS thread has computed. Wall time would accuse kernels on a busy or suspended machine.
+double cpu_seconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 uint3 unpack(std::uint64_t linear, const uint3& size) {
@@ -199,6 +202,7 @@ void wait_for(const char* what, Site site, unsigned mask) {
   me.site = site;
   me.mask = mask;
   me.scheduler = std::move(me.scheduler).resume();
+  t_watched = nullptr;  // still inside the emulator: the caller's Unwatched ends that
   me.waiting_for = nullptr;
 }
 
@@ -239,12 +243,27 @@ bool Worker::rotate() {
     sched_yield();
   }
   const std::uint64_t total = launch.total_progress();
-  const double time = now_seconds();
-  if (total != last_total_ || last_change_ == 0) {
+  const double time = cpu_seconds();
+  if (total != last_total_) {
     last_total_ = total;
     last_change_ = time;
+    fruitless_rotations_ = 0;
   }
-  return time - last_change_ < launch.options.stall_seconds;
+  // Every block here has had its turns, several times over, and nobody anywhere got on.
+  return ++fruitless_rotations_ < 4 * resident.size() || time - last_change_ < launch.options.stall_seconds;
+}
+
+/// A kernel that keeps meeting in barriers or changing words may still never end. False after too long without an exit.
+bool Worker::ends() {
+  if (++turns_since_look_ < 4096) return true;
+  turns_since_look_ = 0;
+  const std::uint64_t total = launch.total_exits();
+  const double time = cpu_seconds();
+  if (total != last_exits_) {
+    last_exits_ = total;
+    last_exit_ = time;
+  }
+  return time - last_exit_ < launch.options.endless_seconds;
 }
 
 void Worker::resume(Block& block, Thread& thread) {
@@ -270,6 +289,7 @@ void Worker::resume(Block& block, Thread& thread) {
 void Worker::run() {
   t_worker = this;
   enter_worker(*this);
+  last_change_ = last_exit_ = cpu_seconds();
   while (!launch.stop.load(std::memory_order_relaxed)) {
     if (resident.empty() && !admit()) break;
     Block& block = *resident[current];
@@ -305,6 +325,12 @@ void Worker::run() {
         break;
       }
       continue;
+    }
+    if (!ends()) {
+      launch.fail("a kernel without end: no thread has exited for " + seconds(launch.options.endless_seconds) +
+                  ". Block (" + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
+                  std::to_string(block.index.z) + "):" + block.describe_waits());
+      break;
     }
     resume(block, block.threads[static_cast<std::size_t>(block.queue.pop(block.random))]);
   }
@@ -371,6 +397,12 @@ std::uint64_t Launch::block_at(std::uint64_t position) const {
 std::uint64_t Launch::total_progress() const {
   std::uint64_t sum = 0;
   for (const auto& worker : workers) sum += worker->progress.load(std::memory_order_relaxed);
+  return sum;
+}
+
+std::uint64_t Launch::total_exits() const {
+  std::uint64_t sum = 0;
+  for (const auto& worker : workers) sum += worker->exits.load(std::memory_order_relaxed);
   return sum;
 }
 

@@ -2,6 +2,7 @@
 /// The three kernels beyond the forward suite: exact bytes, the refusal of what does not fit, needed barriers.
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -87,6 +88,32 @@ TEST_CASE("the bytes of S and P do not wrap") {
   CHECK(naive_gpu::three_kernels_workspace(longest) == std::numeric_limits<std::size_t>::max());
   const Problem p = problem(1, 1, 1 << 16, 1 << 16, 64, Mask::none());
   CHECK(naive_gpu::three_kernels_workspace(p) == std::size_t{1} << 35);
+}
+
+TEST_CASE("offsets into S and P pass 2^31 and 2^32", "[C10]") {
+  using naive_gpu::row_index;
+  using naive_gpu::score_offset;
+  constexpr int kLength = 16384;
+  constexpr int kLast = kLength - 1;
+  const auto last_score = [](int heads) constexpr {
+    return score_offset(row_index(heads - 1, kLength, kLast), kLength, kLast);
+  };
+  // 8 heads have 2^31 scores: the last one has the largest offset that int32 holds. The next head begins past it.
+  static_assert(last_score(8) == std::numeric_limits<std::int32_t>::max());
+  static_assert(score_offset(row_index(8, kLength, 0), kLength, 0) == std::int64_t{1} << 31);
+  static_assert(last_score(16) == std::numeric_limits<std::uint32_t>::max());
+  static_assert(score_offset(row_index(16, kLength, 0), kLength, 0) == std::int64_t{1} << 32);
+  // No power of two: 3 batch entries of 5 heads, 100003 queries and keys.
+  static_assert(score_offset(row_index(14, 100003, 100002), 100003, 100002) == 15 * 10000600009 - 1);
+
+  const auto workspace = [](int heads) {
+    return naive_gpu::three_kernels_workspace(problem(heads, heads, kLength, kLength, 64, Mask::none()));
+  };
+  CHECK(workspace(8) == 2 * sizeof(float) * (std::size_t{1} << 31));
+  CHECK(workspace(16) == 2 * sizeof(float) * (std::size_t{1} << 32));
+  Problem batch = problem(5, 5, 100003, 100003, 64, Mask::none());
+  batch.batch = 3;
+  CHECK(naive_gpu::three_kernels_workspace(batch) == 2 * sizeof(float) * 15 * std::size_t{10000600009});
 }
 
 TEST_CASE("a head_dim that the kernels are not compiled for is refused") {

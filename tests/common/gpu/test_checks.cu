@@ -472,7 +472,7 @@ TEST_CASE("memory that is not the thread's to touch", "[check]") {
   }
   report = fault_of([&] { gpu::launch(copy, {.grid = 1, .block = 32}, freed, y_gmem.data()); });
   CHECK(names(report, at(kCopies)));
-  CHECK_THAT(report, ContainsText("a freed buffer"));
+  CHECK_THAT(report, ContainsText("the freed buffer"));
 }
 
 TEST_CASE("race: blocks on device memory", "[check]") {

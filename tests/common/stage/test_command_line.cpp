@@ -116,6 +116,13 @@ TEST_CASE("Scales that are none are refused", "[stage]") {
   }
 }
 
+TEST_CASE("Scales that take scores out of fp32 are refused", "[stage][C28]") {
+  for (const char* value : {"1e38", "-1e38"}) {
+    check_refused({"--scale", value, "--head-dim", "64"}, "can leave the range of fp32; allowed: -5.3e+34 to 5.3e+34");
+  }
+  CHECK(problem_of({"--scale", "5e34", "--head-dim", "64"}).softmax_scale == 5e34f);
+}
+
 TEST_CASE("Heads that do not divide are refused", "[stage][C21]") {
   check_refused({"--heads-q", "6", "--heads-kv", "4"}, "heads_q 6 is not a multiple of heads_kv 4; allowed: ");
   check_refused({"--heads-kv", "3"}, "heads_q 4 is not a multiple of heads_kv 3");

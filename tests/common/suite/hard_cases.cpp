@@ -238,16 +238,20 @@ Failures c06_padding_keys(const ForwardKernel& kernel) {
 Failures c08_very_low_scores(const ForwardKernel& kernel) {
   Trial trial("C08", kernel);
   const int d = embedding_head_dim(kernel, 1);
-  // Raw scores of −200000 times 1/√128, the scale of the embedded head.
-  const Problem p{.seqlen_q = 1, .seqlen_kv = 4, .head_dim = d, .softmax_scale = 1 / std::sqrt(128.0f)};
   const auto q = [](int, int, int, int column) { return column == 0 ? 400.0f : 0.0f; };
   const auto k = [](int, int, int, int column) { return column == 0 ? -500.0f : 0.0f; };
   const auto v = [](int, int key, int, int) { return static_cast<float>(key + 1); };
-  if (const auto run = trial.run(p, make(p, q, k, v))) {
-    trial.near(run->o(0, 0, 0, 0), 2.5, 1e-6, "O");
-    // fp32 numbers of this size are 2⁻⁹ apart.
-    trial.near(run->lse(0, 0, 0), -17676.283, 2 * 0x1p-9, "LSE");
-  }
+  // Raw scores of −200000. `ulp` is the distance between fp32 numbers of the size of LSE.
+  const auto check = [&](float scale, double lse, double ulp, const std::string& what) {
+    const Problem p{.seqlen_q = 1, .seqlen_kv = 4, .head_dim = d, .softmax_scale = scale};
+    if (const auto run = trial.run(p, make(p, q, k, v))) {
+      trial.near(run->o(0, 0, 0, 0), 2.5, 1e-6, what + ": O");
+      trial.near(run->lse(0, 0, 0), lse, 2 * ulp, what + ": LSE");
+    }
+  };
+  check(1 / std::sqrt(128.0f), -17676.283, 0x1p-9, "scores of -200000 times 1/sqrt(128), the embedded head's scale");
+  // A maximum that starts at −50000 lies below the scaled scores above; below these it does not.
+  check(1, -200000 + std::log(4.0), 0x1p-6, "scores of -200000 times 1");
   return trial.failures;
 }
 

@@ -41,6 +41,7 @@ enum class Variant {
   first_batch_only,         ///< K and V of batch entry 0 for all
   lse_base_2,               ///< LSE as a binary logarithm
   finite_minus_infinity,    ///< the running maximum starts at −50000, before the scale
+  finite_scaled_minimum,    ///< the running maximum starts at −50000, after the scale
   no_maximum,               ///< exp without the maximum taken off
   padding_gets_weight,      ///< the last tile is filled up with keys of score 0
   writes_past_end,          ///< one element past O's last
@@ -120,7 +121,9 @@ __global__ void row_attention(ForwardArgs<float> args, Variant variant, int laun
     q[c] = q_row[c];
     o[c] = 0;
   }
-  float m = variant == Variant::finite_minus_infinity ? -5e4f * scale : -INFINITY;
+  float m = -INFINITY;
+  if (variant == Variant::finite_minus_infinity) m = -5e4f * scale;
+  if (variant == Variant::finite_scaled_minimum) m = -5e4f;
   float l = 0;
 
   const bool pads = variant == Variant::padding_gets_weight;

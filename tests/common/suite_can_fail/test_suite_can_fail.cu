@@ -107,6 +107,15 @@ TEST_CASE("the suite catches broken kernels", "[suite_can_fail]") {
   }
 }
 
+TEST_CASE("C08 catches a finite maximum that lies below the scores of ordinary inputs", "[suite_can_fail][C08]") {
+  const Failures failures =
+      failures_of(broken::row_attention_kernel(Variant::finite_scaled_minimum, "finite_scaled_minimum"), "C08");
+  // The scores times 1/√128 lie above −50000 and come out right; the others do not, neither O nor LSE.
+  REQUIRE(failures.size() == 2);
+  CHECK(failures[0].find("times 1: O is 0.0") != std::string::npos);
+  CHECK(failures[1].find("times 1: LSE is -inf") != std::string::npos);
+}
+
 TEST_CASE("C10 catches offsets in 32 bits", "[suite_can_fail][C10]") {
   // In the checking build the emulator knows only its own allocations, and none of them is that long.
   if (gpu::device().checked) return;

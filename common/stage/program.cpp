@@ -209,9 +209,10 @@ class Runner : public Program {
     print(wrap(fmt::format("Chapter {}, {}: {}", chapter_.number, chapter_.name, chapter_.idea)) + "\n\n");
     print(wrap("machine:  " + describe(gpu::device(), line_.emulator), 10) + "\n");
     if (!chapter_.takes_problem) return;
-    print(wrap(fmt::format("problem:  {}, scale {:.6g}, fp32, seed {}", options_.problem.describe(),
-                           options_.problem.scale(), options_.seed),
-               10) +
+    // describe() names the scale where one was given.
+    const std::string scale =
+        options_.problem.softmax_scale ? "" : fmt::format(", scale {:.6g}", options_.problem.scale());
+    print(wrap(fmt::format("problem:  {}{}, fp32, seed {}", options_.problem.describe(), scale, options_.seed), 10) +
           "\n");
   }
 

@@ -147,7 +147,10 @@ std::string format_bytes_or_dash(const std::optional<double>& bytes) {
 std::string format_ratio(const std::optional<double>& ratio) { return ratio ? fmt::format("{:.2f}x", *ratio) : "-"; }
 
 std::string format_teraflops(const Row& row) {
-  return row.seconds && row.flops ? fmt::format("{:.2f}", *row.flops / *row.seconds / 1e12) : "-";
+  if (!row.seconds || !row.flops) return "-";
+  const double teraflops = *row.flops / *row.seconds / 1e12;
+  return teraflops < 0.1 ? fmt::format("{:.4f}", teraflops)
+                         : fmt::format("{:.2f}", teraflops);  // a CPU's share is small
 }
 
 std::string format_share_of_roof(const Row& row) {

@@ -145,7 +145,7 @@ TEST_CASE("a barrier holds for the threads that have not exited", "[vocabulary]"
   if (leave_at > threads) return;
   const int rounds = 3;
   CAPTURE(threads, leave_at);
-  gpu::DeviceBuffer<int> out_gmem(1024, "out");
+  gpu::DeviceBuffer<int> out_gmem(leave_at, "out");
   gpu::launch<ReversalShared>(reverse_the_rest, {.grid = 1, .block = threads}, out_gmem.data(), leave_at, rounds);
   const auto out = out_gmem.download();
   unsigned wrong = 0;

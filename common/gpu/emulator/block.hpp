@@ -194,8 +194,9 @@ struct Worker {
   std::atomic<std::uint64_t> progress{0};  ///< events that moved some thread on
   std::atomic<std::uint64_t> exits{0};     ///< threads that finished
   std::atomic<bool> in_thread{false};
-  std::atomic<bool> interrupted{false};  ///< the running thread has computed for too long
-  unsigned long handle = 0;              ///< pthread_t
+  std::atomic<std::uint64_t> suspected{0};  ///< the count of turns that stood still
+  std::atomic<bool> interrupted{false};     ///< the running thread has computed for too long
+  unsigned long handle = 0;                 ///< pthread_t
   Counts counts;
   std::vector<Site> seen;
 

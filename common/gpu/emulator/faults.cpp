@@ -72,10 +72,12 @@ void on_memory_fault(int signal_number, siginfo_t* info, void* context) {
 }
 
 void on_watchdog(int, siginfo_t*, void* context) {
+  // By the time the signal arrives, the suspected thread may have given way after all.
+  if (!t_worker || t_worker->turns != t_worker->suspected) return;
   if (t_watched) {
     t_watched = nullptr;
     abandon_endless(interrupted_line(context));
-  } else if (t_worker) {
+  } else {
     // Inside the emulator, which must not be left in the middle of things: at its next entry.
     t_worker->interrupted = true;
   }
@@ -85,6 +87,7 @@ void on_watchdog(int, siginfo_t*, void* context) {
 void watch() {
   struct Look {
     const Worker* worker;
+    std::uint32_t launch;  ///< a later launch may have its worker at the same address
     std::uint64_t turns;
     double since;
   };
@@ -99,11 +102,12 @@ void watch() {
       timespec time;
       if (pthread_getcpuclockid(worker->handle, &clock) != 0 || clock_gettime(clock, &time) != 0) continue;
       const double now = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-      Look look{worker, worker->turns.load(), now};
+      Look look{worker, worker->launch.serial, worker->turns.load(), now};
       for (const Look& l : looks) {
-        if (l.worker == worker && l.turns == look.turns) look.since = l.since;
+        if (l.worker == worker && l.launch == look.launch && l.turns == look.turns) look.since = l.since;
       }
       if (worker->in_thread.load() && now - look.since > worker->launch.options.stall_seconds) {
+        worker->suspected = look.turns;
         pthread_kill(worker->handle, SIGUSR2);
         look.since = now;
       }

@@ -97,16 +97,19 @@ void RotatedInputs::bind_next(attention::ForwardArgs<float>& args) {
   next_ = (next_ + 1) % copies_;
 }
 
+const attention::Machine* known_machine(const gpu::DeviceInfo& device) {
+  for (const attention::Machine& machine : attention::known_machines()) {
+    if (is_machine(device, machine.name)) return &machine;
+  }
+  return nullptr;
+}
+
 std::optional<double> fp32_roof(const gpu::DeviceInfo& device, const attention::Problem& p) {
   const double bytes = attention::compulsory_traffic(p, sizeof(float)).total();
-  if (bytes <= 0) return std::nullopt;
-  for (const attention::Machine& machine : attention::known_machines()) {
-    if (is_machine(device, machine.name)) {
-      return attention::attainable_flops(attention::forward_flops(p) / bytes, machine.fp32_flops,
-                                         machine.bytes_per_second);
-    }
-  }
-  return std::nullopt;
+  const attention::Machine* machine = known_machine(device);
+  if (bytes <= 0 || !machine) return std::nullopt;
+  return attention::attainable_flops(attention::forward_flops(p) / bytes, machine->fp32_flops,
+                                     machine->bytes_per_second);
 }
 
 }  // namespace stage

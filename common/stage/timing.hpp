@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/attention/cost.hpp"
 #include "common/attention/inputs.hpp"
 #include "common/attention/problem.hpp"
 #include "common/gpu/buffer.hpp"
@@ -32,6 +33,10 @@ class RotatedInputs {
   std::size_t copies_ = 0, next_ = 0;
   gpu::DeviceBuffer<float> arena_;
 };
+
+/// The datasheet's figures for this device; null if attention::known_machines() has none for it. They are those of the
+/// SXM parts: PCIe, NVL and partitioned devices are other machines.
+const attention::Machine* known_machine(const gpu::DeviceInfo& device);
 
 /// FLOP/s that an fp32 kernel could reach on this machine: the fp32 peak, or what device memory allows when Q, K, V, O
 /// and LSE each cross it once. Nothing for a machine whose datasheet figures are not in attention::known_machines().

@@ -54,10 +54,11 @@ template <int kWrites, int kReads>
 struct ShadowWord {
   Access writes[kWrites];
   Access reads[kReads];
+};
+struct SharedShadow : ShadowWord<2, 3> {
   std::uint8_t written = 0;  ///< one bit a byte: has a value
 };
-using SharedShadow = ShadowWord<2, 3>;
-using GlobalShadow = ShadowWord<1, 2>;
+using GlobalShadow = ShadowWord<1, 2>;  ///< device memory keeps those bits in its Allocation
 
 /// The clocks of one block and the shadow of its shared memory.
 class RaceChecker {

@@ -18,11 +18,13 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/03_online_softmax/softmax_state.cuh"
 #include "common/attention/problem.hpp"
+#include "common/kernel/softmax_state.cuh"
 #include "common/stage/kernel.hpp"
 
 namespace online_softmax {
+
+using kernel::SoftmaxState;
 
 using attention::ForwardArgs;
 using attention::KeyRange;
@@ -78,7 +80,7 @@ inline SoftmaxState attend(const ForwardArgs<float>& args, int b, int query, int
   std::fill(o.begin(), o.end(), 0.0f);
   for (int key = keys.begin; key < keys.end; ++key) {
     const float* v = args.v_row(b, key, head_kv);
-    const float p = rescale(scores[key - keys.begin], state.m);
+    const float p = kernel::rescale(scores[key - keys.begin], state.m);
     for (int c = 0; c < args.head_dim; ++c) o[c] += p * v[c];
   }
   return state;

@@ -17,12 +17,14 @@
 #include <string>
 #include <vector>
 
-#include "chapters/03_online_softmax/softmax_state.cuh"
 #include "common/attention/cost.hpp"
 #include "common/gpu/barrier.cuh"
 #include "common/gpu/launch.cuh"
+#include "common/kernel/softmax_state.cuh"
 
 namespace online_softmax {
+
+using kernel::SoftmaxState;
 
 /// Threads of a block, and the columns that a block of the tree takes.
 inline constexpr int kSoftmaxThreads = 128;
@@ -74,7 +76,7 @@ __device__ void write_softmax(const SoftmaxArgs& args, std::int64_t row, int beg
   float* y = args.y_row(row);
   const float inverse_l = inverse_sum(state);
   for (int col = begin + static_cast<int>(threadIdx.x); col < end; col += kThreads) {
-    y[col] = rescale(x[col], state.m) * inverse_l;
+    y[col] = kernel::rescale(x[col], state.m) * inverse_l;
   }
 }
 

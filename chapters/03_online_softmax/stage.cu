@@ -13,18 +13,18 @@
 
 #include "chapters/03_online_softmax/blockwise_attention.hpp"
 #include "chapters/03_online_softmax/softmax.cuh"
-#include "chapters/03_online_softmax/softmax_state.cuh"
 #include "common/attention/cost.hpp"
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/emulation.hpp"
+#include "common/kernel/softmax_state.cuh"
 #include "common/stage/program.hpp"
 
 namespace {
 
 using attention::format_bytes;
-using online_softmax::log_sum_exp;
-using online_softmax::merge;
-using online_softmax::SoftmaxState;
+using kernel::log_sum_exp;
+using kernel::merge;
+using kernel::SoftmaxState;
 
 template <class... Values>
 std::string text(const char* format, Values... values) {
@@ -39,8 +39,8 @@ void show_worked_example(stage::Program& program) {
   a.m = 2, a.l = 3;
   b.m = 5, b.l = 1;
   const SoftmaxState merged = merge(a, b);
-  const float factor_a = online_softmax::rescale(a.m, merged.m);
-  const float factor_b = online_softmax::rescale(b.m, merged.m);
+  const float factor_a = kernel::rescale(a.m, merged.m);
+  const float factor_b = kernel::rescale(b.m, merged.m);
   std::string steps;
   steps += text("a: m = %g, l = %g, which stands for l·exp(m) = %.4f\n", a.m, a.l, a.l * std::exp(a.m));
   steps += text("b: m = %g, l = %g, which stands for %.4f\n", b.m, b.l, b.l * std::exp(b.m));
@@ -52,7 +52,7 @@ void show_worked_example(stage::Program& program) {
   steps += text("merged:                 m = %g, l = %.6f, which stands for %.4f\n", merged.m, merged.l,
                 merged.l * std::exp(merged.m));
   steps += text("its LSE:                m + ln l = %.6f; from the two LSE alone: %.6f", log_sum_exp(merged),
-                online_softmax::merge_lse(log_sum_exp(a), log_sum_exp(b)));
+                kernel::merge_lse(log_sum_exp(a), log_sum_exp(b)));
   program.say(steps);
 }
 

@@ -53,6 +53,20 @@ constexpr KeyRange visible_keys(Mask mask, int query, int seqlen_q, int seqlen_k
   return begin < end ? KeyRange{begin, end} : KeyRange{0, 0};
 }
 
+/// The keys that at least one of the queries first … last sees: what a tile of them has to visit. An empty range is
+/// returned as {0, 0}. (Each row's window moves on by one key, so that nothing lies between them.)
+constexpr KeyRange keys_of_any(Mask mask, int first_query, int last_query, int seqlen_q, int seqlen_kv) {
+  const int begin = first_query + seqlen_kv - seqlen_q - mask.left;
+  const int end = last_query + seqlen_kv - seqlen_q + mask.right + 1;
+  const KeyRange keys{begin > 0 ? begin : 0, end < seqlen_kv ? end : seqlen_kv};
+  return keys.empty() ? KeyRange{0, 0} : keys;
+}
+
+/// The keys that all of the queries first … last see: there a tile needs no mask. An empty range is returned as {0, 0}.
+constexpr KeyRange keys_of_all(Mask mask, int first_query, int last_query, int seqlen_q, int seqlen_kv) {
+  return keys_of_any(mask, last_query, first_query, seqlen_q, seqlen_kv);
+}
+
 /// Distances, in elements, between neighbours in [batch, seqlen, heads, head_dim]. The innermost distance must be 1,
 /// the others at least 0.
 ///

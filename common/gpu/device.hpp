@@ -40,6 +40,9 @@ struct DeviceInfo {
 /// \throws Error when there is no usable GPU, or when this binary holds no code for it (names both).
 const DeviceInfo& device();
 
+/// Bytes of shared memory that a block may have here; on the emulator what EmulatorOptions says.
+std::size_t shared_memory_limit();
+
 /// Waits for all launched kernels. \throws Error with what a kernel did wrong.
 void synchronize();
 

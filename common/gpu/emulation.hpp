@@ -5,6 +5,7 @@
 /// They exist in every build, so that chapter code needs no `#if`: on a GPU, changing an option throws and a report is
 /// empty.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -32,13 +33,48 @@ struct EmulatorOptions {
   Delivery delivery = Delivery::on_wait;
   std::vector<SourceLine> without;  ///< synchronisations to skip
   int workers = 0;                  ///< OS threads; 0: one a core
-  double stall_seconds = 10;        ///< nothing but polling, or one thread computing, for so long is reported
-  double endless_seconds = 100;     ///< and so is a kernel none of whose threads exits. Both in CPU time of a worker
+  /// Bytes of shared memory that a block may have. 0: an H200's 232448. Other GPUs: 49152 without opting in, 101376 on
+  /// sm_86, sm_89 and sm_120, 166912 on sm_80.
+  std::size_t shared_memory_limit = 0;
+  double stall_seconds = 10;     ///< nothing but polling, or one thread computing, for so long is reported
+  double endless_seconds = 100;  ///< and so is a kernel none of whose threads exits. Both in CPU time of a worker
 };
 
 /// \throws Error on a GPU unless the options are the default ones.
 void set_emulator_options(const EmulatorOptions& options);
 const EmulatorOptions& emulator_options();
+
+/// Loads or stores of device memory, by warps.
+///
+/// A request is one instruction of one warp. It touches so many sectors, pieces of 32 bytes that start at a multiple of
+/// 32: 4 if its 32 threads take neighbouring floats from an aligned address, 32 if every float lies elsewhere. Atomics
+/// count as a load and a store.
+struct GlobalAccesses {
+  std::uint64_t bytes = 0;  ///< that threads asked for
+  std::uint64_t requests = 0;
+  std::uint64_t sectors = 0;
+};
+
+/// Loads or stores of shared memory, by warps.
+///
+/// Shared memory has 32 banks of 4 bytes; address a lies in bank a / 4 mod 32. In one cycle each bank delivers one
+/// word, to any number of threads. So a request takes as many wavefronts as the busiest bank has different words to
+/// deliver. What this is above the number that the request would need without conflicts is counted as conflicts.
+struct SharedAccesses {
+  std::uint64_t bytes = 0;  ///< that threads asked for
+  std::uint64_t requests = 0;
+  std::uint64_t wavefronts = 0;
+  std::uint64_t conflicts = 0;
+};
+
+/// What one kernel did, over all its launches.
+struct KernelCounts {
+  std::string kernel;  ///< function and template arguments, "scores_kernel<64>"
+  std::uint64_t launches = 0, blocks = 0;
+  GlobalAccesses global_loads, global_stores;
+  SharedAccesses shared_loads, shared_stores;
+  std::uint64_t barriers = 0;  ///< block barriers completed, once a block
+};
 
 /// What the checking build counted during launches, summed over all threads.
 struct Counts {
@@ -52,6 +88,9 @@ struct Counts {
 
 /// Counts since the last reset; empty unless this is the checking build of the emulator.
 std::optional<Counts> counts();
+/// The same by kernel, in the order of their first launches; empty unless this is the checking build.
+std::vector<KernelCounts> kernel_counts();
+/// Both start from nothing again.
 void reset_counts();
 
 /// The synchronisations that kernels passed since the last reset, each once: candidates for `without`.

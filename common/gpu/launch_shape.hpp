@@ -25,6 +25,6 @@ struct LaunchShape {
 struct NoSharedMemory {};
 
 /// \throws Error naming the size, its value and the limit (CUDA C++ Programming Guide, "Compute Capabilities").
-void check_launch_shape(const LaunchShape& shape, std::size_t shared_bytes, const DeviceInfo& device);
+void check_launch_shape(const LaunchShape& shape, std::size_t shared_bytes);
 
 }  // namespace gpu

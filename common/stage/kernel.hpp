@@ -49,4 +49,11 @@ inline std::string label(const ForwardKernel& kernel) {
 /// \throws Refused unless head_dim is one of 32, 64, 128: what the fp32 chapters are compiled for.
 void require_head_dim_32_64_128(const std::string& kernel, const attention::Problem& p);
 
+/// \throws Refused unless a block may have so many bytes of shared memory on this device, with both figures.
+void require_shared_memory(const std::string& kernel, std::size_t bytes);
+
+/// What kernels need that load four floats at once. \throws Refused unless all rows of Q, K, V and O start at multiples
+/// of 16 bytes from the first one: strides that are multiples of 4.
+void require_16_byte_rows(const std::string& kernel, const attention::Problem& p);
+
 }  // namespace stage

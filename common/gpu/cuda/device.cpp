@@ -107,6 +107,8 @@ const DeviceInfo& device() {
   return info;
 }
 
+std::size_t shared_memory_limit() { return device().shared_memory_per_block; }
+
 void synchronize() { cuda::check(cudaDeviceSynchronize(), "a kernel failed"); }
 
 std::size_t memory_available() {
@@ -181,9 +183,10 @@ double Stopwatch::stop_seconds() {
 void set_emulator_options(const EmulatorOptions& options) {
   const EmulatorOptions plain;
   if (options.schedule_seed != plain.schedule_seed || options.delivery != plain.delivery || !options.without.empty() ||
-      options.workers != plain.workers) {
+      options.workers != plain.workers || options.shared_memory_limit != plain.shared_memory_limit) {
     throw Error(
-        "schedule seeds, delivery modes and switched-off synchronisations exist on the emulator only; this is a "
+        "schedule seeds, delivery modes, switched-off synchronisations and other GPUs' limits exist on the emulator "
+        "only; this is a "
         "build for a GPU (use --emulator)");
   }
 }
@@ -192,6 +195,7 @@ const EmulatorOptions& emulator_options() {
   return options;
 }
 std::optional<Counts> counts() { return std::nullopt; }
+std::vector<KernelCounts> kernel_counts() { return {}; }
 void reset_counts() {}
 std::vector<SourceLine> synchronisations_seen() { return {}; }
 void reset_synchronisations_seen() {}

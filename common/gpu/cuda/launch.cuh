@@ -25,7 +25,7 @@ __device__ __forceinline__ Shared& shared_memory() {
 template <class Shared = NoSharedMemory, class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&... arguments) {
   constexpr std::size_t shared_bytes = std::is_same_v<Shared, NoSharedMemory> ? 0 : sizeof(Shared);
-  check_launch_shape(shape, shared_bytes, device());
+  check_launch_shape(shape, shared_bytes);
   const auto extent = [](const Extent& e) {
     return dim3(static_cast<unsigned>(e.x), static_cast<unsigned>(e.y), static_cast<unsigned>(e.z));
   };

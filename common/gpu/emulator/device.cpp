@@ -31,6 +31,11 @@ const DeviceInfo& device() {
   return info;
 }
 
+std::size_t shared_memory_limit() {
+  const std::size_t chosen = emulator_options().shared_memory_limit;
+  return chosen ? chosen : device().shared_memory_per_block;
+}
+
 void synchronize() {}  // a launch returns when it is done
 
 struct Stopwatch::Events {

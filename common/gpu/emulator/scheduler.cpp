@@ -363,7 +363,7 @@ std::atomic<bool> g_running{false};
 Launch::Launch(const KernelCall& c, const LaunchShape& shape, std::size_t bytes)
     : call(c), shared_bytes(bytes), options(emulator_options()), serial(++g_serial) {
   const DeviceInfo& gpu = device();
-  check_launch_shape(shape, shared_bytes, gpu);
+  check_launch_shape(shape, shared_bytes);
   const auto narrow = [](const Extent& e) {
     return uint3{static_cast<unsigned>(e.x), static_cast<unsigned>(e.y), static_cast<unsigned>(e.z)};
   };

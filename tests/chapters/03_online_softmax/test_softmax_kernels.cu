@@ -15,9 +15,9 @@
 
 namespace {
 
+using kernel::SoftmaxState;
 using online_softmax::SoftmaxArgs;
 using online_softmax::SoftmaxKernel;
-using online_softmax::SoftmaxState;
 
 struct Outcome {
   std::vector<float> y;

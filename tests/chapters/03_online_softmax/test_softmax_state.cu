@@ -9,19 +9,19 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/03_online_softmax/softmax_state.cuh"
+#include "common/kernel/softmax_state.cuh"
 #include "tests/catch.hpp"
 
 namespace {
 
-using online_softmax::AttentionState;
-using online_softmax::from_normalized;
-using online_softmax::log_sum_exp;
-using online_softmax::merge;
-using online_softmax::merge_lse;
-using online_softmax::normalize;
-using online_softmax::NormalizedState;
-using online_softmax::SoftmaxState;
+using kernel::AttentionState;
+using kernel::from_normalized;
+using kernel::log_sum_exp;
+using kernel::merge;
+using kernel::merge_lse;
+using kernel::normalize;
+using kernel::NormalizedState;
+using kernel::SoftmaxState;
 
 constexpr int kDim = 4;
 using State = AttentionState<kDim>;

@@ -17,7 +17,7 @@
 
 #include "common/gpu/launch.cuh"
 
-namespace online_softmax {
+namespace kernel {
 
 /// Maximum and sum of a set of scores. As constructed it belongs to the empty set.
 ///
@@ -145,4 +145,4 @@ __host__ __device__ NormalizedState<kHeadDim> merge(const NormalizedState<kHeadD
   return merged;
 }
 
-}  // namespace online_softmax
+}  // namespace kernel

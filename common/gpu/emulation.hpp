@@ -33,9 +33,15 @@ struct EmulatorOptions {
   Delivery delivery = Delivery::on_wait;
   std::vector<SourceLine> without;  ///< synchronisations to skip
   int workers = 0;                  ///< OS threads; 0: one a core
+  /// Checking build: also count the requests of warps, their sectors, wavefronts and conflicts. Launches take longer.
+  bool count_requests = false;
   /// Bytes of shared memory that a block may have. 0: an H200's 232448. Other GPUs: 49152 without opting in, 101376 on
   /// sm_86, sm_89 and sm_120, 166912 on sm_80.
   std::size_t shared_memory_limit = 0;
+  /// Blocks that a grid may have along y and z. 0: the hardware's 65535. A low limit shows with a few blocks whether a
+  /// kernel counts along x what may be many.
+  int grid_limit = 0;
+  bool record_timeline = false;  ///< emulator_timeline()
   double stall_seconds = 10;     ///< nothing but polling, or one thread computing, for so long is reported
   double endless_seconds = 100;  ///< and so is a kernel none of whose threads exits. Both in CPU time of a worker
 };
@@ -44,7 +50,7 @@ struct EmulatorOptions {
 void set_emulator_options(const EmulatorOptions& options);
 const EmulatorOptions& emulator_options();
 
-/// Loads or stores of device memory, by warps.
+/// Loads or stores of device memory, by warps. Only `bytes` is counted without EmulatorOptions::count_requests.
 ///
 /// A request is one instruction of one warp. It touches so many sectors, pieces of 32 bytes that start at a multiple of
 /// 32: 4 if its 32 threads take neighbouring floats from an aligned address, 32 if every float lies elsewhere. Atomics
@@ -53,18 +59,32 @@ struct GlobalAccesses {
   std::uint64_t bytes = 0;  ///< that threads asked for
   std::uint64_t requests = 0;
   std::uint64_t sectors = 0;
+
+  void add(const GlobalAccesses& more) {
+    bytes += more.bytes;
+    requests += more.requests;
+    sectors += more.sectors;
+  }
 };
 
-/// Loads or stores of shared memory, by warps.
+/// Loads or stores of shared memory, by warps. Only `bytes` is counted without EmulatorOptions::count_requests.
 ///
 /// Shared memory has 32 banks of 4 bytes; address a lies in bank a / 4 mod 32. In one cycle each bank delivers one
 /// word, to any number of threads. So a request takes as many wavefronts as the busiest bank has different words to
-/// deliver. What this is above the number that the request would need without conflicts is counted as conflicts.
+/// deliver; threads that want 8 or 16 bytes go in two or four groups. What this is above the number that the request
+/// would need without conflicts is counted as conflicts.
 struct SharedAccesses {
   std::uint64_t bytes = 0;  ///< that threads asked for
   std::uint64_t requests = 0;
   std::uint64_t wavefronts = 0;
   std::uint64_t conflicts = 0;
+
+  void add(const SharedAccesses& more) {
+    bytes += more.bytes;
+    requests += more.requests;
+    wavefronts += more.wavefronts;
+    conflicts += more.conflicts;
+  }
 };
 
 /// What one kernel did, over all its launches.
@@ -74,6 +94,16 @@ struct KernelCounts {
   GlobalAccesses global_loads, global_stores;
   SharedAccesses shared_loads, shared_stores;
   std::uint64_t barriers = 0;  ///< block barriers completed, once a block
+
+  void add(const KernelCounts& more) {
+    launches += more.launches;
+    blocks += more.blocks;
+    global_loads.add(more.global_loads);
+    global_stores.add(more.global_stores);
+    shared_loads.add(more.shared_loads);
+    shared_stores.add(more.shared_stores);
+    barriers += more.barriers;
+  }
 };
 
 /// What the checking build counted during launches, summed over all threads.
@@ -85,6 +115,24 @@ struct Counts {
   std::uint64_t barriers = 0;  ///< block barriers completed
   std::uint64_t launches = 0;
 };
+
+/// One thing that a warp did.
+struct TimelineEvent {
+  enum class Kind {
+    issue,       ///< started something that runs beside it: a copy by TMA, a product by WGMMA
+    wait_begin,  ///< came to a barrier or to a wait for such a thing
+    wait_end,    ///< got past it
+  };
+  Kind kind{};
+  /// Turns of the threads of its cluster until then: an order, not a time.
+  std::uint64_t step = 0;
+  std::uint64_t block = 0;  ///< its number in the grid
+  int warp = 0;
+  SourceLine line;
+};
+
+/// What the warps of the last launch did, if EmulatorOptions::record_timeline was set: block by block, in order.
+std::vector<TimelineEvent> emulator_timeline();
 
 /// Counts since the last reset; empty unless this is the checking build of the emulator.
 std::optional<Counts> counts();

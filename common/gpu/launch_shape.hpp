@@ -17,8 +17,10 @@ struct Extent {
 
 /// How many blocks, and how many threads in each.
 struct LaunchShape {
-  Extent grid;   ///< blocks: x ≤ 2³¹ − 1, y and z ≤ 65535
-  Extent block;  ///< threads: at most 1024 in all, z ≤ 64
+  Extent grid;                     ///< blocks: x ≤ 2³¹ − 1, y and z ≤ 65535
+  Extent block;                    ///< threads: at most 1024 in all, z ≤ 64
+  Extent cluster = 1;              ///< blocks that run together: at most 8 in all; the grid is a multiple (cluster.cuh)
+  bool overlaps_previous = false;  ///< may start before the kernel in front of it has ended (dependent_launch.cuh)
 };
 
 /// Shared storage of a kernel that has none.

@@ -183,11 +183,11 @@ double Stopwatch::stop_seconds() {
 void set_emulator_options(const EmulatorOptions& options) {
   const EmulatorOptions plain;
   if (options.schedule_seed != plain.schedule_seed || options.delivery != plain.delivery || !options.without.empty() ||
-      options.workers != plain.workers || options.shared_memory_limit != plain.shared_memory_limit) {
+      options.workers != plain.workers || options.count_requests || options.record_timeline ||
+      options.shared_memory_limit != plain.shared_memory_limit || options.grid_limit != plain.grid_limit) {
     throw Error(
-        "schedule seeds, delivery modes, switched-off synchronisations and other GPUs' limits exist on the emulator "
-        "only; this is a "
-        "build for a GPU (use --emulator)");
+        "schedule seeds, delivery modes, switched-off synchronisations, counted requests, timelines and other limits exist on "
+        "the emulator only; this is a build for a GPU (use --emulator)");
   }
 }
 const EmulatorOptions& emulator_options() {
@@ -196,6 +196,7 @@ const EmulatorOptions& emulator_options() {
 }
 std::optional<Counts> counts() { return std::nullopt; }
 std::vector<KernelCounts> kernel_counts() { return {}; }
+std::vector<TimelineEvent> emulator_timeline() { return {}; }
 void reset_counts() {}
 std::vector<SourceLine> synchronisations_seen() { return {}; }
 void reset_synchronisations_seen() {}

@@ -30,9 +30,26 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&
     return dim3(static_cast<unsigned>(e.x), static_cast<unsigned>(e.y), static_cast<unsigned>(e.z));
   };
   cuda::prepare_kernel(reinterpret_cast<const void*>(kernel), shared_bytes);
-  kernel<<<extent(shape.grid), extent(shape.block), shared_bytes>>>(
-      static_cast<Parameters>(std::forward<Arguments>(arguments))...);
-  cuda::check(cudaGetLastError(), "launch");
+  cudaLaunchConfig_t config{};
+  config.gridDim = extent(shape.grid);
+  config.blockDim = extent(shape.block);
+  config.dynamicSmemBytes = shared_bytes;
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster.x);
+    cluster.val.clusterDim.y = static_cast<unsigned>(shape.cluster.y);
+    cluster.val.clusterDim.z = static_cast<unsigned>(shape.cluster.z);
+  }
+  if (shape.overlaps_previous) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  cuda::check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(std::forward<Arguments>(arguments))...),
+              "launch");
 }
 
 }  // namespace gpu

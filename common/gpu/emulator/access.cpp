@@ -64,20 +64,28 @@ void find(Place place, const std::string& what) {
   t_thread->block->launch.find(what.substr(0, what.find(':')) + line, line + ": " + what + " " + position(*t_thread));
 }
 
-void observe_shared(std::uintptr_t offset, std::size_t bytes, AccessKind kind, Place place) {
-  Block& block = *t_thread->block;
+/// \param block whose shared memory it is
+/// \param unit 0: not to be counted
+void observe_shared(Block& block, std::uintptr_t offset, std::size_t bytes, std::size_t unit, AccessKind kind,
+                    Place place) {
   if (offset + bytes > block.memory->shared_bytes()) {
     find(place, std::string("out of bounds: ") + verb(kind) + " " + std::to_string(bytes) +
                     " bytes of shared memory at offset " + std::to_string(offset) + ", the kernel has " +
                     std::to_string(block.memory->shared_bytes()));
     return;
   }
-  if (kind != AccessKind::store) t_worker->counts.shared_loaded += bytes;
-  if (kind != AccessKind::load) t_worker->counts.shared_stored += bytes;
-  block.race->shared_access(t_thread->linear, offset, bytes, kind, place);
+  if (unit) {
+    if (kind != AccessKind::store) t_worker->counts.shared_loads.bytes += bytes;
+    if (kind != AccessKind::load) t_worker->counts.shared_stores.bytes += bytes;
+    WarpAccesses* const accesses = t_thread->block->accesses.get();
+    if (accesses) accesses->add(*t_thread, MemorySpace::shared, offset, bytes, unit, kind, place);
+  }
+  block.race->shared_access(block.race->agent_of(*t_thread), block.rank, offset, bytes, kind, place);
 }
 
-void observe_global(Allocation& a, std::uintptr_t address, std::size_t bytes, AccessKind kind, Place place) {
+/// \param agent who accesses, of this thread's cluster
+void observe_global(int agent, Allocation& a, std::uintptr_t address, std::size_t bytes, std::size_t unit,
+                    AccessKind kind, Place place) {
   if (a.freed) {
     find(place, std::string("use after free: ") + verb(kind) + " " + describe_address(address));
     return;
@@ -87,8 +95,12 @@ void observe_global(Allocation& a, std::uintptr_t address, std::size_t bytes, Ac
                     describe_address(a.holds(address) ? address + bytes - 1 : address));
     return;
   }
-  if (kind != AccessKind::store) t_worker->counts.global_loaded += bytes;
-  if (kind != AccessKind::load) t_worker->counts.global_stored += bytes;
+  if (unit) {
+    if (kind != AccessKind::store) t_worker->counts.global_loads.bytes += bytes;
+    if (kind != AccessKind::load) t_worker->counts.global_stores.bytes += bytes;
+    WarpAccesses* const accesses = t_thread->block->accesses.get();
+    if (accesses) accesses->add(*t_thread, MemorySpace::global, address, bytes, unit, kind, place);
+  }
   const std::size_t first = address - a.data;
   for (std::size_t word = first / 4; word * 4 < first + bytes; ++word) {
     const std::size_t low = std::max(first, word * 4), high = std::min(first + bytes, word * 4 + 4);
@@ -106,7 +118,7 @@ void observe_global(Allocation& a, std::uintptr_t address, std::size_t bytes, Ac
       bits.fetch_or(wanted, std::memory_order_relaxed);
     }
     const ShadowLock lock(a.data + word * 4);
-    t_thread->block->race->global_access(t_thread->linear, a.shadow[word], touched, kind, place, a.data + word * 4);
+    t_thread->block->race->global_access(agent, a.shadow[word], touched, kind, place, a.data + word * 4);
   }
 }
 
@@ -115,16 +127,26 @@ bool is_parameter(std::uintptr_t address) {
   return address - reinterpret_cast<std::uintptr_t>(call.object) < call.bytes;
 }
 
-void observe(std::uintptr_t address, std::size_t bytes, AccessKind kind, Place place) {
+void observe(const void* pointer, std::size_t bytes, std::size_t unit, AccessKind kind, Place place) {
+  const Unwatched scope;
+  if (t_worker->interrupted.load(std::memory_order_relaxed)) abandon_endless(place.name() + ": ");
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   const Thread& me = *t_thread;
-  const std::uintptr_t shared = reinterpret_cast<std::uintptr_t>(me.block->memory->shared());
-  // A little beyond the storage still means the storage: its red zone and guard.
-  if (address - shared < me.block->memory->shared_bytes() + 4096 && me.block->memory->shared_bytes() > 0) {
-    observe_shared(address - shared, bytes, kind, place);
-    return;
+  const auto is_in_shared_of = [&](Block& block) {
+    const std::uintptr_t shared = reinterpret_cast<std::uintptr_t>(block.memory->shared());
+    // A little beyond the storage still means the storage: its red zone and guard.
+    if (address - shared >= block.memory->shared_bytes() + 4096 || block.memory->shared_bytes() == 0) return false;
+    observe_shared(block, address - shared, bytes, unit, kind, place);
+    return true;
+  };
+  if (is_in_shared_of(*me.block)) return;
+  if (me.block->cluster.blocks.size() > 1) {
+    for (const auto& block : me.block->cluster.blocks) {
+      if (block.get() != me.block && is_in_shared_of(*block)) return;
+    }
   }
   if (Allocation* a = find_allocation(address)) {
-    observe_global(*a, address, bytes, kind, place);
+    observe_global(me.block->race->agent_of(me), *a, address, bytes, unit, kind, place);
     return;
   }
   static const Image image;
@@ -136,10 +158,17 @@ void observe(std::uintptr_t address, std::size_t bytes, AccessKind kind, Place p
 
 }  // namespace
 
-void observe_access(const void* address, std::size_t bytes, AccessKind kind, Place place) {
-  const Unwatched scope;
-  if (t_worker->interrupted.load(std::memory_order_relaxed)) abandon_endless(place.name() + ": ");
-  observe(reinterpret_cast<std::uintptr_t>(address), bytes, kind, place);
+void check_access(const void* address, std::size_t bytes, AccessKind kind, Place place) {
+  observe(address, bytes, 0, kind, place);
+}
+
+void observe_access(const void* address, std::size_t bytes, std::size_t unit, AccessKind kind, Place place) {
+  observe(address, bytes, unit, kind, place);
+}
+
+void check_device_access(int operation, const void* pointer, std::size_t bytes, AccessKind kind, Place place) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  observe_global(operation, *find_allocation(address), address, bytes, 0, kind, place);
 }
 
 bool checking() noexcept {
@@ -153,8 +182,7 @@ bool checking() noexcept {
 }  // namespace gpu::emulator
 
 // Kernels are compiled with -fsanitize=alignment in both builds: a float4 at an address that is no multiple of 16 leads
-// here. (The hooks below would not see it: g++ splits such an access into four of 4 bytes.) The layout of the first
-// argument is that of the compilers' runtime, compiler-rt's ubsan_handlers.h.
+// here. The layout of the first argument is that of the compilers' runtime, compiler-rt's ubsan_handlers.h.
 struct UbsanTypeMismatch {
   const char* file;
   std::uint32_t line;
@@ -179,19 +207,28 @@ namespace {
 using gpu::emulator::AccessKind;
 
 /// From the compiler's hook: most accesses of a kernel are to its own stack, and cost two comparisons.
-__attribute__((always_inline)) inline void hook(const volatile void* pointer, std::size_t bytes, AccessKind kind,
-                                                const void* return_address) {
+__attribute__((always_inline)) inline void hook(const volatile void* pointer, std::size_t bytes, std::size_t unit,
+                                                AccessKind kind, const void* return_address) {
   const gpu::emulator::Thread* me = gpu::emulator::t_watched;
   if (!me) return;
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  if (address - me->stack_low < me->stack_high - me->stack_low) return;
-  gpu::emulator::observe_access(const_cast<const void*>(pointer), bytes, kind,
+  if (address - me->stack_low < me->stack_high - me->stack_low) {
+    if (me->products_in_flight) [[unlikely]] {
+      gpu::emulator::check_registers(*me, address, bytes, kind, gpu::emulator::Place::code(return_address));
+    }
+    return;
+  }
+  gpu::emulator::observe_access(const_cast<const void*>(pointer), bytes, unit, kind,
                                 gpu::emulator::Place::code(return_address));
 }
 
 }  // namespace
 
-#define HOOK(pointer, bytes, kind) hook(pointer, bytes, AccessKind::kind, __builtin_return_address(0))
+#define HOOK(pointer, bytes, kind) hook(pointer, bytes, bytes, AccessKind::kind, __builtin_return_address(0))
+// Bytes of any number and alignment: a GPU's compiler makes words of them, or single bytes.
+#define HOOK_RANGE(pointer, bytes, kind)                                                                    \
+  hook(pointer, bytes, (reinterpret_cast<std::uintptr_t>(pointer) | (bytes)) % 4 ? 1 : 4, AccessKind::kind, \
+       __builtin_return_address(0))
 
 extern "C" {
 
@@ -227,25 +264,25 @@ HOOKS(8)
 HOOKS(16)
 #undef HOOKS
 
-void __tsan_read_range(void* p, unsigned long bytes) { HOOK(p, bytes, load); }
-void __tsan_write_range(void* p, unsigned long bytes) { HOOK(p, bytes, store); }
+void __tsan_read_range(void* p, unsigned long bytes) { HOOK_RANGE(p, bytes, load); }
+void __tsan_write_range(void* p, unsigned long bytes) { HOOK_RANGE(p, bytes, store); }
 
 // memcpy, memmove and memset that the compiler leaves as calls: the linker's --wrap brings the whole program's here.
 void* __real_memcpy(void* to, const void* from, std::size_t bytes);
 void* __real_memmove(void* to, const void* from, std::size_t bytes);
 void* __real_memset(void* to, int value, std::size_t bytes);
 void* __wrap_memcpy(void* to, const void* from, std::size_t bytes) {
-  if (bytes) HOOK(from, bytes, load);
-  if (bytes) HOOK(to, bytes, store);
+  if (bytes) HOOK_RANGE(from, bytes, load);
+  if (bytes) HOOK_RANGE(to, bytes, store);
   return __real_memcpy(to, from, bytes);
 }
 void* __wrap_memmove(void* to, const void* from, std::size_t bytes) {
-  if (bytes) HOOK(from, bytes, load);
-  if (bytes) HOOK(to, bytes, store);
+  if (bytes) HOOK_RANGE(from, bytes, load);
+  if (bytes) HOOK_RANGE(to, bytes, store);
   return __real_memmove(to, from, bytes);
 }
 void* __wrap_memset(void* to, int value, std::size_t bytes) {
-  if (bytes) HOOK(to, bytes, store);
+  if (bytes) HOOK_RANGE(to, bytes, store);
   return __real_memset(to, value, bytes);
 }
 

@@ -37,7 +37,7 @@ void start_copy(void* to_smem, const void* from_gmem, std::size_t bytes, bool va
     if (valid) observe_access(from_gmem, bytes, AccessKind::load, place);
     // From here until the wait it may write at any moment.
     observe_access(to_smem, bytes, AccessKind::store, place);
-    block.race->set_pending(offset, bytes, place);
+    block.race->set_pending(block.rank, offset, bytes, place);
   }
   const AsyncCopy copy{static_cast<unsigned char*>(to_smem), valid ? from_gmem : nullptr, bytes, place};
   if (block.launch.options.delivery == Delivery::immediately) {
@@ -64,8 +64,8 @@ void wait_copies(std::size_t newest_left, Site site) {
     for (const AsyncCopy& copy : groups.front()) {
       if (block.launch.options.delivery == Delivery::on_wait) arrive(copy);
       if (!checking()) continue;
-      block.race->set_pending(static_cast<std::size_t>(copy.to - block.memory->shared()), copy.bytes, Place());
-      observe_access(copy.to, copy.bytes, AccessKind::store, copy.place);
+      block.race->set_pending(block.rank, static_cast<std::size_t>(copy.to - block.memory->shared()), copy.bytes, Place());
+      check_access(copy.to, copy.bytes, AccessKind::store, copy.place);  // counted when it started
     }
     groups.pop_front();
   }

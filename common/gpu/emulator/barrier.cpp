@@ -31,7 +31,8 @@ void release(Block& block) {
   for (const int t : waiting) {
     if (!(block.threads[static_cast<std::size_t>(t)].site == first)) report_divergence(block);
   }
-  if (block.race) block.race->meet(waiting);
+  if (block.race) block.race->meet(block.rank, waiting);
+  if (block.accesses) block.accesses->meet(waiting);
   ++t_worker->counts.barriers;
   block.progress();
   for (const int t : waiting) block.wake(t);
@@ -48,11 +49,13 @@ void Block::on_exit(Thread& thread) {
   t_worker->exits.store(t_worker->exits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   for (const WarpMeeting& meeting : meetings[static_cast<std::size_t>(thread.warp)]) {
     if (meeting.arrived && (meeting.mask >> thread.lane & 1u)) {
-      fault(meeting.site, "lane " + std::to_string(thread.lane) +
+      fault(meeting.site, std::string(meeting.operation->name) + ": lane " + std::to_string(thread.lane) +
                               " is named in the mask, but its thread has exited; lanes wait for it");
     }
   }
   if (alive > 0 && static_cast<int>(barrier.waiting.size()) == alive) release(*this);
+  leave_cluster_barrier(thread);
+  if (alive == 0) end();
 }
 
 }  // namespace gpu::emulator
@@ -63,6 +66,7 @@ void __syncthreads(gpu::emulator::Site site) {
   if (switched_off(site)) return;
   Block& block = *t_thread->block;
   t_thread->site = site;
+  const TimelineWait wait(site);
   block.barrier.waiting.push_back(t_thread->linear);
   if (static_cast<int>(block.barrier.waiting.size()) == block.alive) release(block);
   // The last to arrive was woken by release() like the others, and gives way to the schedule here.

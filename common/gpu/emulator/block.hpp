@@ -1,13 +1,16 @@
 #pragma once
 /// \file
-/// The emulator's inside: threads as fibers, blocks, the workers that run them, a launch. Not for kernels.
+/// The emulator's inside: threads as fibers, blocks, clusters, the workers that run them, a launch. Not for kernels.
 ///
-/// One CUDA thread is one fiber (Boost.Context). A block stays on one OS thread (a worker), which switches between its
-/// fibers wherever a thread has to wait; blocks run in parallel on the workers. A worker runs one block at a time and
-/// takes up another only when nothing in the first gets anywhere without it (`Worker::rotate`).
+/// One CUDA thread is one fiber (Boost.Context). The blocks of a cluster, one in an ordinary launch, stay together on
+/// one OS thread (a worker), which switches between their fibers wherever a thread has to wait; clusters run in
+/// parallel on the workers. A worker runs one cluster at a time and takes up another only when nothing in the first
+/// gets anywhere without it (`Worker::rotate`).
 ///
-/// What synchronises asks its Block: `barrier.cpp`, `warp.cpp`, `atomic.cpp`. What is checked of each memory access is
-/// in `access.cpp` (where does the address point?) and `race.hpp` (who else touched it, in which order?).
+/// What synchronises asks its Block: `barrier.cpp`, `warp.cpp`, `atomic.cpp`, `named_barrier.cpp`, `mbarrier.cpp`,
+/// `cluster.cpp`. What runs beside the threads is in `async_engine.hpp` and, for products, `wgmma.cpp`. What is checked
+/// of each memory access is in `access.cpp` (where does the address point?) and `race.hpp` (who else touched it, in
+/// which order?).
 
 #include <atomic>
 #include <boost/context/fiber.hpp>
@@ -20,12 +23,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/gpu/emulation.hpp"
+#include "common/gpu/emulator/async_engine.hpp"
 #include "common/gpu/emulator/language.hpp"
 #include "common/gpu/emulator/launch.hpp"
 #include "common/gpu/emulator/race.hpp"
+#include "common/gpu/emulator/warp_accesses.hpp"
 
 #undef threadIdx
 #undef blockIdx
@@ -35,8 +41,12 @@
 namespace gpu::emulator {
 
 struct Block;
+struct Cluster;
 struct Launch;
 struct Worker;
+struct ThreadProducts;     // wgmma.cpp
+struct WarpgroupProducts;  // wgmma.cpp
+struct StoreGroups;        // tma.cpp
 
 /// xorshift64*: small, seeded, the same everywhere.
 class Random {
@@ -68,6 +78,13 @@ struct AsyncCopies {
   std::vector<AsyncCopy> open;
 };
 
+/// Something that threads wait at, and that can say more about it in a report of a deadlock.
+struct WaitObject {
+  virtual ~WaitObject() = default;
+  /// What is missing, as the rest of a line: "; 1 of 2 arrivals is missing".
+  virtual std::string describe(const Thread& waiting) const = 0;
+};
+
 /// A CUDA thread.
 struct Thread {
   boost::context::fiber own;        ///< the suspended thread, while the scheduler runs
@@ -82,13 +99,24 @@ struct Thread {
   const char* waiting_for = nullptr;
   Site site;
   unsigned mask = 0;
+  const WaitObject* wait_object = nullptr;
+  std::uint64_t wait_number = 0;  ///< of a phase, where the object has them
 
   // What it brings to a shuffle or vote, and what it takes home.
   std::uint64_t value = 0;
   int source = 0;
   std::uint64_t result = 0;
+  void* operands = nullptr;  ///< of other operations of the warp: where both lie, on the thread's stack
 
   AsyncCopies copies;
+  // Most kernels have none of these; they are made when the first is started. (Shared pointers: their owners' types are
+  // not known here.)
+  std::shared_ptr<StoreGroups> stores;
+  std::shared_ptr<ThreadProducts> products;
+  bool products_in_flight = false;
+
+  bool arrived_at_cluster = false;  ///< and not waited there since
+  std::uint64_t cluster_phase = 0;  ///< at that arrival
 
   std::string abandoned;  ///< set by a signal handler: why this thread was stopped for good
 };
@@ -123,11 +151,73 @@ struct Barrier {
   std::vector<int> waiting;
 };
 
+/// A barrier for a part of the block (named_barrier.cpp), between its first arrival and its release.
+struct NamedBarrier : WaitObject {
+  int id = 0;
+  int threads = 0;  ///< for how many this round is; 0: nobody has come
+  int arrived = 0;  ///< those that wait too
+  Site first;
+  std::uint32_t lanes[32]{};  ///< by warp: who has come
+  std::vector<int> waiting;
+  Clocks clocks;
+  std::string describe(const Thread& waiting_thread) const override;
+};
+
+/// What the emulator knows of a barrier in shared memory (mbarrier.cpp). The word itself holds a mark.
+struct MbarrierState : WaitObject {
+  std::size_t offset = 0;
+  std::uint32_t count = 0;    ///< arrivals of a phase
+  std::uint32_t missing = 0;  ///< of this phase
+  std::int64_t bytes = 0;     ///< announced and not delivered; negative: delivered and not announced
+  std::uint64_t phase = 0;
+  Site initialised;
+  int initialiser = 0;           ///< the thread
+  bool fenced = false;           ///< the initialiser has called mbarrier_init_fence
+  std::uint32_t fence_time = 0;  ///< its time then
+  std::vector<int> waiting;      ///< for the end of this phase
+  std::vector<int> leaving;      ///< woken at the end of the last one, and not yet through
+  Clocks released;               ///< by arrivals and deliveries of this phase
+  Clocks last;                   ///< of the phase before
+  std::string describe(const Thread& waiting_thread) const override;
+};
+
+/// The barrier of all threads of a cluster (cluster.cpp).
+struct ClusterBarrier : WaitObject {
+  Cluster* cluster = nullptr;
+  std::uint64_t phase = 0;
+  int arrived = 0;  ///< in this phase
+  std::vector<Thread*> waiting;
+  Clocks released, last;
+  std::string describe(const Thread& waiting_thread) const override;
+};
+
+/// Who has how many registers (register_budget.cpp).
+struct RegisterBudget : WaitObject {
+  int free = 0;              ///< registers a thread, of whole warps
+  std::vector<int> of_warp;  ///< empty until the first request
+  struct Request {
+    int registers = 0, warps = 0;
+    Site site;
+  };
+  std::vector<Request> of_warpgroup;  ///< the last one
+  std::vector<int> waiting;
+  std::string describe(const Thread& waiting_thread) const override;
+};
+
+struct WarpMeeting;
+
+/// What lanes of a warp do together. One static object each: meetings compare addresses.
+struct WarpOperation {
+  const char* name;  ///< for reports
+  bool is_barrier;   ///< orders memory, and its lanes may come from different lines
+  /// Does the work for all lanes, when the last of them has come. `lanes` are the warp's 32 threads.
+  void (*complete)(const WarpMeeting& meeting, Thread* lanes);
+};
+
 /// A rendezvous of the lanes of one warp that named the same mask.
 struct WarpMeeting {
-  enum class Kind { barrier, shuffle, vote };
   unsigned mask = 0, arrived = 0;
-  Kind kind{};
+  const WarpOperation* operation = nullptr;
   Site site;
 };
 
@@ -145,6 +235,8 @@ class BlockMemory {
   std::size_t shared_bytes() const { return shared_bytes_; }
   /// Every byte 0xFF, so that a read before a write gives NaN.
   void poison_shared();
+  /// Its block has ended, and others of the cluster have not: whoever touches the storage now is in for a fault.
+  void forbid_shared();
   /// The first byte behind the storage that somebody wrote, or -1.
   std::ptrdiff_t first_damage() const;
 
@@ -158,13 +250,17 @@ class BlockMemory {
   std::size_t mapping_bytes_ = 0;
   unsigned char* shared_ = nullptr;
   std::size_t shared_bytes_ = 0;
+  bool forbidden_ = false;
+  std::ptrdiff_t damage_ = -1;  ///< when it was forbidden
 };
 
 /// A running block.
 struct Block {
-  Block(Launch& launch, std::uint64_t linear, std::unique_ptr<BlockMemory> memory);
+  Block(Cluster& cluster, int rank, std::uint64_t linear, std::unique_ptr<BlockMemory> memory);
 
+  Cluster& cluster;
   Launch& launch;
+  int rank;  ///< in the cluster
   std::uint64_t linear;
   uint3 index{};
   std::unique_ptr<BlockMemory> memory;
@@ -172,23 +268,57 @@ struct Block {
   RunQueue queue;
   std::vector<Thread> threads;
   int alive = 0;
-  int polls = 0;  ///< turns in a row that changed nothing
+  bool started = false;  ///< a thread has had a turn
   Barrier barrier;
+  NamedBarrier named_barriers[16];
+  std::unordered_map<std::size_t, MbarrierState> mbarriers;  ///< by offset in shared memory
+  std::vector<std::shared_ptr<WarpgroupProducts>> products;  ///< by warpgroup; empty until the first product
+  RegisterBudget registers;
   std::vector<std::vector<WarpMeeting>> meetings;  ///< by warp
   std::vector<unsigned> alive_lanes;               ///< by warp: one bit a thread that has not exited
-  std::unique_ptr<RaceChecker> race;               ///< in the checking build
+  RaceChecker* race = nullptr;                     ///< the cluster's, in the checking build
+  std::unique_ptr<WarpAccesses> accesses;          ///< in the checking build, where requests are counted
 
   void progress();
   void wake(int thread) { queue.push(thread); }
   void on_exit(Thread& thread);
   std::string describe_waits() const;
+  /// The offset of these bytes in the block's shared memory, or -1 if they are not in it.
+  std::ptrdiff_t shared_offset(const void* address, std::size_t bytes) const;
+
+ private:
+  void end();
+};
+
+/// Blocks that run together: one, or what LaunchShape::cluster says.
+struct Cluster {
+  Cluster(Launch& launch, std::uint64_t number);
+  ~Cluster();
+
+  Launch& launch;
+  std::uint64_t number;  ///< in the grid, x first
+  Random random;
+  std::vector<std::unique_ptr<Block>> blocks;  ///< by rank
+  std::unique_ptr<RaceChecker> race;           ///< in the checking build
+  AsyncEngine async;
+  ClusterBarrier barrier;
+  int polls = 0;            ///< turns in a row that changed nothing
+  std::uint64_t steps = 0;  ///< turns of its threads
+
+  int alive() const;
+  /// A block some thread of which can run; null if there is none.
+  Block* next_block();
+  std::string describe_waits() const;
+
+ private:
+  std::size_t current_ = 0;
 };
 
 /// An OS thread that runs blocks.
 struct Worker {
   explicit Worker(Launch& l) : launch(l) {}
   Launch& launch;
-  std::vector<std::unique_ptr<Block>> resident;
+  std::vector<std::unique_ptr<Cluster>> resident;
   std::size_t current = 0;
   std::atomic<std::uint64_t> turns{0};  ///< context switches: a worker whose count stands still computes (faults.cpp)
   std::atomic<std::uint64_t> progress{0};  ///< events that moved some thread on
@@ -197,14 +327,16 @@ struct Worker {
   std::atomic<std::uint64_t> suspected{0};  ///< the count of turns that stood still
   std::atomic<bool> interrupted{false};     ///< the running thread has computed for too long
   unsigned long handle = 0;                 ///< pthread_t
-  Counts counts;
+  KernelCounts counts;                      ///< but for launches and blocks
   std::vector<Site> seen;
+  std::vector<TimelineEvent> timeline;
 
   void run();
 
  private:
   bool admit();
   bool rotate();
+  void finish(Cluster& cluster);
   void resume(Block& block, Thread& thread);
   void unwind_all();
   bool ends();
@@ -222,24 +354,29 @@ struct Launch {
   const KernelCall call;
   const std::size_t shared_bytes;
   const EmulatorOptions options;
-  uint3 grid{}, block{};
+  uint3 grid{}, block{}, cluster{};
   std::uint64_t blocks = 0;
-  int threads = 0;
-  std::uint64_t resident_limit = 0;  ///< blocks that the GPU would hold at once
-  std::uint32_t serial = 0;          ///< tells the accesses of this launch from those of earlier ones
+  int threads = 0;         ///< of a block
+  int cluster_blocks = 0;  ///< of a cluster
+  std::uint64_t clusters = 0;
+  std::uint64_t resident_limit = 0;   ///< blocks that the GPU would hold at once
+  std::uint32_t serial = 0;           ///< tells the accesses of this launch from those of earlier ones
+  std::uint32_t previous_serial = 0;  ///< of the launch that this one may overlap; 0: none
 
-  std::atomic<std::uint64_t> next{0};
+  std::atomic<std::uint64_t> next{0};  ///< cluster
   std::atomic<std::uint64_t> resident{0};
   std::atomic<std::uint64_t> finished{0};
   std::atomic<bool> stop{false};
   std::vector<std::unique_ptr<Worker>> workers;
-  /// By block: it used device-scope order (atomics, fences). calloc: a grid may have two thousand million blocks.
+  /// By cluster: it used device-scope order (atomics, fences). calloc: a grid may have two thousand million blocks.
   std::unique_ptr<unsigned char[], decltype(&std::free)> synchronised{nullptr, &std::free};
 
   void fail(std::exception_ptr error);
   void fail(const std::string& message) { fail(std::make_exception_ptr(Error(message))); }
   void find(const std::string& key, const std::string& text);
-  std::uint64_t block_at(std::uint64_t position) const;
+  std::uint64_t cluster_at(std::uint64_t position) const;
+  /// The number in the grid of a block of a cluster.
+  std::uint64_t block_number(std::uint64_t cluster_number, int rank) const;
   std::uint64_t total_progress() const;
   std::uint64_t total_exits() const;
 
@@ -272,13 +409,32 @@ class Unwatched {
 bool checking() noexcept;
 
 /// Suspends the running thread until somebody wakes it.
-void wait_for(const char* what, Site site, unsigned mask = 0);
+void wait_for(const char* what, Site site, unsigned mask = 0, const WaitObject* object = nullptr,
+              std::uint64_t number = 0);
 /// Gives others a turn; `changed` says whether the caller got anywhere.
 void take_turns(const char* what, Site site, bool changed);
 /// Throws from the running kernel thread.
 [[noreturn]] void fault(Site site, const std::string& sentence);
 /// True if this synchronisation is switched off; notes that it was passed.
 bool switched_off(Site site);
+
+/// Notes, if EmulatorOptions::record_timeline asks for it, what the running thread does; of those that its warp does
+/// together, only for the first lane.
+void record(TimelineEvent::Kind kind, Site site, bool together = true);
+/// From the beginning of a wait to its end.
+class TimelineWait {
+ public:
+  explicit TimelineWait(Site site) : site_(site) { record(TimelineEvent::Kind::wait_begin, site_); }
+  ~TimelineWait() { record(TimelineEvent::Kind::wait_end, site_); }
+  TimelineWait(const TimelineWait&) = delete;
+  TimelineWait& operator=(const TimelineWait&) = delete;
+
+ private:
+  Site site_;
+};
+
+/// The host has waited for all launches, or copied something: the next launch overlaps none of them.
+void host_waited() noexcept;
 
 std::string position(const Block& block, int thread);
 std::string position(const Thread& thread);
@@ -287,8 +443,47 @@ std::string ranges(std::vector<int> numbers);
 /// "0.3 s"
 std::string seconds(double value);
 
+// place.cpp
+/// "scores_kernel<64>": a function without namespaces, result and parameters; "unknown kernel" where addr2line is
+/// missing.
+std::string kernel_name(const void* function);
+
+// warp.cpp
+/// Waits until all lanes of the mask are at this operation and line, and the work is done. Faults when they are not, or
+/// cannot all come.
+void meet(unsigned mask, const WarpOperation& operation, Site site);
+
 // async_copy.cpp
 void require_no_copies(const Thread& thread);
+
+// mbarrier.cpp
+/// The barrier that an operation reports to. Faults unless it can be used by the async proxy.
+MbarrierState& mbarrier_for_operation(Block& block, std::size_t offset, const char* name, Site site);
+/// Bytes have arrived. \param operation in the checking build: who brought them, and its time then
+void deliver_bytes(Block& block, MbarrierState& barrier, std::uint32_t bytes, int operation, std::uint32_t time,
+                   Place place);
+
+// named_barrier.cpp
+void require_no_arrivals(const Block& block);
+
+// cluster.cpp
+/// An exiting thread no longer counts.
+void leave_cluster_barrier(Thread& thread);
+/// The block with this rank, whose shared memory `name` is about to touch. Faults if there is none, or if its memory is
+/// not there.
+Block& block_in_cluster(std::uint32_t rank, const char* name, Site site);
+
+// tma.cpp
+void require_no_stores(const Thread& thread);
+
+// wgmma.cpp
+void require_no_products(Thread& thread);
+void require_whole_warpgroups(const Block& block);
+/// In the checking build: the kernel touches its own stack while products are under way.
+void check_registers(const Thread& thread, std::uintptr_t address, std::size_t bytes, AccessKind kind, Place place);
+
+// register_budget.cpp
+void require_whole_budget(const Block& block);
 
 // memory.cpp
 /// Damage to the red zones of device buffers since the last look; empty if none.

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -19,17 +20,61 @@
 /// Static shared variables would escape the emulator's limits, poison and race checks.
 #define __shared__ _Pragma("GCC error \"put shared variables into the struct given to gpu::launch<Shared>(...)\"")
 
+namespace gpu::emulator {
+
+/// Copies a whole vector by one access of all its bytes. Written member by member, g++ splits the copy into accesses of
+/// 4 bytes, and the checking build would see four requests where a GPU makes one.
+template <class T, int kCount>
+inline void copy_vector(void* to, const void* from) {
+  typedef T Vector __attribute__((__vector_size__(kCount * sizeof(T)), __may_alias__));
+  *static_cast<Vector*>(to) = *static_cast<const Vector*>(from);
+}
+
+}  // namespace gpu::emulator
+
 // CUDA's vector types. Reinterpreting four floats as a float4 is how a kernel asks for one 16-byte access, so these
 // types may alias others; the alignment is CUDA's.
 #define GPU_VECTOR_TYPE(bytes) struct __attribute__((__may_alias__, __aligned__(bytes)))
+#define GPU_VECTOR_TYPE_2(name, T)                       \
+  GPU_VECTOR_TYPE(8) name {                              \
+    T x, y;                                              \
+    name() = default;                                    \
+    constexpr name(T x_, T y_) : x(x_), y(y_) {}         \
+    constexpr name(const name& other) { *this = other; } \
+    constexpr name& operator=(const name& other) {       \
+      if (std::is_constant_evaluated()) {                \
+        x = other.x, y = other.y;                        \
+      } else {                                           \
+        gpu::emulator::copy_vector<T, 2>(this, &other);  \
+      }                                                  \
+      return *this;                                      \
+    }                                                    \
+  }
+#define GPU_VECTOR_TYPE_4(name, T)                                         \
+  GPU_VECTOR_TYPE(16) name {                                               \
+    T x, y, z, w;                                                          \
+    name() = default;                                                      \
+    constexpr name(T x_, T y_, T z_, T w_) : x(x_), y(y_), z(z_), w(w_) {} \
+    constexpr name(const name& other) { *this = other; }                   \
+    constexpr name& operator=(const name& other) {                         \
+      if (std::is_constant_evaluated()) {                                  \
+        x = other.x, y = other.y, z = other.z, w = other.w;                \
+      } else {                                                             \
+        gpu::emulator::copy_vector<T, 4>(this, &other);                    \
+      }                                                                    \
+      return *this;                                                        \
+    }                                                                      \
+  }
 GPU_VECTOR_TYPE(4) uint3 { unsigned x, y, z; };
-GPU_VECTOR_TYPE(8) float2 { float x, y; };
-GPU_VECTOR_TYPE(16) float4 { float x, y, z, w; };
-GPU_VECTOR_TYPE(8) int2 { int x, y; };
-GPU_VECTOR_TYPE(16) int4 { int x, y, z, w; };
-GPU_VECTOR_TYPE(8) uint2 { unsigned x, y; };
-GPU_VECTOR_TYPE(16) uint4 { unsigned x, y, z, w; };
+GPU_VECTOR_TYPE_2(float2, float);
+GPU_VECTOR_TYPE_4(float4, float);
+GPU_VECTOR_TYPE_2(int2, int);
+GPU_VECTOR_TYPE_4(int4, int);
+GPU_VECTOR_TYPE_2(uint2, unsigned);
+GPU_VECTOR_TYPE_4(uint4, unsigned);
 #undef GPU_VECTOR_TYPE
+#undef GPU_VECTOR_TYPE_2
+#undef GPU_VECTOR_TYPE_4
 
 struct dim3 {
   unsigned x, y, z;

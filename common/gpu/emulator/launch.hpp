@@ -14,6 +14,7 @@ namespace emulator {
 
 /// A kernel with its arguments, as the scheduler sees it: something that every thread calls.
 struct KernelCall {
+  const void* kernel;  ///< the function's address
   const void* object;  ///< kernel and arguments
   std::size_t bytes;   ///< size of the object: threads may read their parameters there
   void (*invoke)(const void* object);
@@ -46,7 +47,7 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&
     const Call& c = *static_cast<const Call*>(object);
     std::apply(c.kernel, c.arguments);
   };
-  emulator::run_kernel({&call, sizeof(Call), invoke}, shape,
+  emulator::run_kernel({reinterpret_cast<const void*>(kernel), &call, sizeof(Call), invoke}, shape,
                        std::is_same_v<Shared, NoSharedMemory> ? 0 : sizeof(Shared));
 }
 

@@ -1,6 +1,8 @@
 /// \file
 /// emulation.hpp: options and reports.
 
+#include <algorithm>
+#include <bit>
 #include <set>
 
 #include "common/gpu/emulator/block.hpp"
@@ -9,8 +11,16 @@ namespace gpu {
 namespace {
 
 EmulatorOptions g_options;
-Counts g_counts;
+
+/// By kernel, in the order of their first launches. Names are looked up when somebody asks.
+struct Counted {
+  const void* kernel;
+  KernelCounts counts;
+};
+std::vector<Counted> g_counted;
+
 std::set<std::pair<std::string, unsigned>> g_seen;
+std::vector<TimelineEvent> g_timeline;
 
 }  // namespace
 
@@ -19,9 +29,27 @@ const EmulatorOptions& emulator_options() { return g_options; }
 
 std::optional<Counts> counts() {
   if (!emulator::checking()) return std::nullopt;
-  return g_counts;
+  KernelCounts all;
+  for (const Counted& each : g_counted) all.add(each.counts);
+  return Counts{.global_loaded = all.global_loads.bytes,
+                .global_stored = all.global_stores.bytes,
+                .shared_loaded = all.shared_loads.bytes,
+                .shared_stored = all.shared_stores.bytes,
+                .barriers = all.barriers,
+                .launches = all.launches};
 }
-void reset_counts() { g_counts = {}; }
+
+std::vector<KernelCounts> kernel_counts() {
+  if (!emulator::checking()) return {};
+  std::vector<KernelCounts> kernels;
+  for (const Counted& each : g_counted) {
+    kernels.push_back(each.counts);
+    kernels.back().kernel = emulator::kernel_name(each.kernel);
+  }
+  return kernels;
+}
+
+void reset_counts() { g_counted.clear(); }
 
 std::vector<SourceLine> synchronisations_seen() {
   std::vector<SourceLine> lines;
@@ -29,6 +57,8 @@ std::vector<SourceLine> synchronisations_seen() {
   return lines;
 }
 void reset_synchronisations_seen() { g_seen.clear(); }
+
+std::vector<TimelineEvent> emulator_timeline() { return g_timeline; }
 
 namespace emulator {
 
@@ -48,16 +78,30 @@ bool switched_off(Site site) {
   return false;
 }
 
+void record(TimelineEvent::Kind kind, Site site, bool together) {
+  const Thread& me = *t_thread;
+  Block& block = *me.block;
+  if (!block.launch.options.record_timeline) return;
+  const unsigned alive = block.alive_lanes[static_cast<std::size_t>(me.warp)];
+  if (together && me.lane != std::countr_zero(alive)) return;
+  t_worker->timeline.push_back({kind, block.cluster.steps, block.linear, me.warp, {short_path(site.file), site.line}});
+}
+
 /// After a launch: what its workers counted and saw.
-void record_launch(const std::vector<std::unique_ptr<Worker>>& workers) {
-  ++g_counts.launches;
-  for (const auto& worker : workers) {
-    const Counts& c = worker->counts;
-    g_counts.global_loaded += c.global_loaded;
-    g_counts.global_stored += c.global_stored;
-    g_counts.shared_loaded += c.shared_loaded;
-    g_counts.shared_stored += c.shared_stored;
-    g_counts.barriers += c.barriers;
+void record_launch(const Launch& launch) {
+  const auto same = [&](const Counted& each) { return each.kernel == launch.call.kernel; };
+  auto counted = std::find_if(g_counted.begin(), g_counted.end(), same);
+  if (counted == g_counted.end()) counted = g_counted.insert(counted, {launch.call.kernel, {}});
+  g_timeline.clear();
+  for (const auto& worker : launch.workers) {
+    g_timeline.insert(g_timeline.end(), worker->timeline.begin(), worker->timeline.end());
+  }
+  const auto by_block = [](const TimelineEvent& a, const TimelineEvent& b) { return a.block < b.block; };
+  std::stable_sort(g_timeline.begin(), g_timeline.end(), by_block);
+  ++counted->counts.launches;
+  counted->counts.blocks += launch.blocks;
+  for (const auto& worker : launch.workers) {
+    counted->counts.add(worker->counts);
     for (const Site& site : worker->seen) g_seen.emplace(short_path(site.file), site.line);
   }
 }

@@ -52,26 +52,46 @@ std::string output_of(std::vector<const char*> arguments) {
   return text;
 }
 
-/// Asks addr2line (binutils) for the line of an instruction of this program.
-std::string look_up(std::uintptr_t return_address) {
+/// What addr2line (binutils), with these options before -e, says of an instruction of this program: its first line.
+/// Empty where it does not know.
+std::string addr2line(std::vector<const char*> arguments, std::uintptr_t instruction) {
   Dl_info info;
-  if (!dladdr(reinterpret_cast<void*>(return_address), &info) || !info.dli_fbase) return "unknown line";
-  if (std::strstr(info.dli_fname, ".so")) return "unknown line";  // a library's own code
+  if (!dladdr(reinterpret_cast<void*>(instruction), &info) || !info.dli_fbase) return {};
+  if (std::strstr(info.dli_fname, ".so")) return {};  // a library's own code
   char program[4096];
   const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-  if (length <= 0) return "unknown line";
+  if (length <= 0) return {};
   program[length] = 0;
-  // The call ends at the return address; the access is just before it. Position-independent code counts from the base.
+  // Position-independent code counts from the base.
   const auto* header = static_cast<const ElfW(Ehdr)*>(info.dli_fbase);
   const std::uintptr_t base = header->e_type == ET_DYN ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : 0;
   char address[32];
-  std::snprintf(address, sizeof address, "%#lx", static_cast<unsigned long>(return_address - 1 - base));
-  std::string line = output_of({"addr2line", "-e", program, address});
+  std::snprintf(address, sizeof address, "%#lx", static_cast<unsigned long>(instruction - base));
+  arguments.insert(arguments.end(), {"-e", program, address});
+  const std::string text = output_of(std::move(arguments));
+  return text.empty() || text[0] == '?' ? std::string() : text.substr(0, text.find('\n'));
+}
+
+std::string look_up(std::uintptr_t return_address) {
+  // The call ends at the return address; the access is just before it.
+  std::string line = addr2line({"addr2line"}, return_address - 1);
   // "/home/me/a book/row_sum.cuh:58 (discriminator 1)": blanks may be part of the path.
-  line.erase(std::min(line.find('\n'), line.size()));
   line.erase(std::min(line.rfind(" (discriminator"), line.size()));
-  if (line.empty() || line[0] == '?') return "unknown line";
-  return short_path(line);
+  return line.empty() ? "unknown line" : short_path(line);
+}
+
+/// "void (anonymous namespace)::chapter::scores_kernel<64>(float const*, int)" → "scores_kernel<64>".
+std::string bare_name(const std::string& function) {
+  std::size_t begin = 0, end = function.size();
+  int depth = 0;  // in template arguments, or in "(anonymous namespace)"
+  for (std::size_t i = 0; i < function.size() && end == function.size(); ++i) {
+    const char c = function[i];
+    const bool anonymous = function.compare(i, 11, "(anonymous ") == 0;
+    if (depth == 0 && (c == ' ' || c == ':')) begin = i + 1;
+    if (depth == 0 && c == '(' && !anonymous) end = i;
+    depth += (c == '<' || c == '(') - (c == '>' || c == ')');
+  }
+  return function.substr(begin, end - begin);
 }
 
 }  // namespace
@@ -102,6 +122,13 @@ std::string Place::name() const {
   std::string& line = known[word_];
   if (line.empty()) line = look_up(word_);
   return line;
+}
+
+std::string kernel_name(const void* function) {
+  static std::map<const void*, std::string> known;
+  std::string& name = known[function];
+  if (name.empty()) name = bare_name(addr2line({"addr2line", "-f", "-C"}, reinterpret_cast<std::uintptr_t>(function)));
+  return name.empty() ? "unknown kernel" : name;
 }
 
 std::string position(const Block& block, int thread) {

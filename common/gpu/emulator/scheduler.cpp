@@ -1,5 +1,5 @@
 /// \file
-/// Runs a launch: blocks over workers, threads over a block, and what happens when nothing moves.
+/// Runs a launch: clusters over workers, threads over the blocks of a cluster, and what happens when nothing moves.
 
 #include <sched.h>
 
@@ -118,23 +118,26 @@ int RunQueue::pop(Random& random) {
 
 // ---- a block
 
-Block::Block(Launch& l, std::uint64_t block_linear, std::unique_ptr<BlockMemory> m)
-    : launch(l),
+Block::Block(Cluster& c, int block_rank, std::uint64_t block_linear, std::unique_ptr<BlockMemory> m)
+    : cluster(c),
+      launch(c.launch),
+      rank(block_rank),
       linear(block_linear),
-      index(unpack(block_linear, l.grid)),
+      index(unpack(block_linear, launch.grid)),
       memory(std::move(m)),
-      random((l.options.schedule_seed + 1) * 0xD1B54A32D192ED03ull + block_linear),
-      threads(static_cast<std::size_t>(l.threads)),
-      alive(l.threads),
-      meetings(static_cast<std::size_t>((l.threads + 31) / 32)),
+      random((launch.options.schedule_seed + 1) * 0xD1B54A32D192ED03ull + block_linear),
+      threads(static_cast<std::size_t>(launch.threads)),
+      alive(launch.threads),
+      meetings(static_cast<std::size_t>((launch.threads + 31) / 32)),
       alive_lanes(meetings.size()) {
   memory->poison_shared();
-  queue.reset(l.options.schedule_seed, random);
-  if (checking()) race = std::make_unique<RaceChecker>(*this);
-  for (int i = 0; i < l.threads; ++i) {
+  queue.reset(launch.options.schedule_seed, random);
+  for (int id = 0; id < 16; ++id) named_barriers[id].id = id;
+  if (checking() && launch.options.count_requests) accesses = std::make_unique<WarpAccesses>(*this);
+  for (int i = 0; i < launch.threads; ++i) {
     Thread& thread = threads[static_cast<std::size_t>(i)];
     thread.block = this;
-    thread.index = unpack(static_cast<std::uint64_t>(i), l.block);
+    thread.index = unpack(static_cast<std::uint64_t>(i), launch.block);
     thread.linear = i;
     thread.warp = i / 32;
     thread.lane = i % 32;
@@ -147,6 +150,8 @@ Block::Block(Launch& l, std::uint64_t block_linear, std::unique_ptr<BlockMemory>
         launch.call.invoke(launch.call.object);
         const Unwatched scope;
         require_no_copies(thread);
+        require_no_stores(thread);
+        require_no_products(thread);
         thread.exited = true;
         on_exit(thread);
       } catch (const context::detail::forced_unwind&) {
@@ -170,7 +175,7 @@ Block::Block(Launch& l, std::uint64_t block_linear, std::unique_ptr<BlockMemory>
 }
 
 void Block::progress() {
-  polls = 0;
+  cluster.polls = 0;
   t_worker->progress.store(t_worker->progress.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
@@ -185,6 +190,7 @@ std::string Block::describe_waits() const {
       std::snprintf(mask, sizeof mask, " (mask 0x%08x)", t.mask);
       text += mask;
     }
+    if (t.wait_object) text += t.wait_object->describe(t);
     groups[text].push_back(t.linear);
   }
   std::string text;
@@ -194,16 +200,91 @@ std::string Block::describe_waits() const {
   return text;
 }
 
+std::ptrdiff_t Block::shared_offset(const void* address, std::size_t bytes) const {
+  const auto offset = reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(memory->shared());
+  const std::size_t size = memory->shared_bytes();
+  return offset < size && size - offset >= bytes ? static_cast<std::ptrdiff_t>(offset) : -1;
+}
+
+/// All threads have exited: what they have left behind is a fault.
+void Block::end() {
+  require_no_arrivals(*this);
+  require_whole_warpgroups(*this);
+  require_whole_budget(*this);
+  if (const AsyncOperation* copy = cluster.async.user_of(rank)) {
+    throw Error(copy->place.name() + ": the block ends while this " + copy->name +
+                " is under way: nobody has waited for it [block (" + std::to_string(index.x) + "," +
+                std::to_string(index.y) + "," + std::to_string(index.z) + ")]");
+  }
+  if (race) race->end_block(rank);
+  if (cluster.blocks.size() > 1) memory->forbid_shared();
+}
+
+// ---- a cluster
+
+Cluster::Cluster(Launch& l, std::uint64_t cluster_number)
+    : launch(l),
+      number(cluster_number),
+      random((l.options.schedule_seed + 1) * 0x9FB21C651E98DF25ull + cluster_number) {
+  barrier.cluster = this;
+  for (int rank = 0; rank < launch.cluster_blocks; ++rank) {
+    blocks.push_back(std::make_unique<Block>(*this, rank, launch.block_number(number, rank),
+                                             take_memory(launch.threads, launch.shared_bytes)));
+  }
+  if (!checking()) return;
+  race = std::make_unique<RaceChecker>(*this);
+  for (const auto& block : blocks) block->race = race.get();
+}
+
+Cluster::~Cluster() = default;
+
+int Cluster::alive() const {
+  int sum = 0;
+  for (const auto& block : blocks) sum += block->alive;
+  return sum;
+}
+
+/// Blocks take turns like threads: round robin with seed 0; any with an even seed; with an odd one the same for a
+/// while.
+Block* Cluster::next_block() {
+  if (blocks.size() == 1) return blocks[0]->queue.empty() ? nullptr : blocks[0].get();
+  const std::uint64_t seed = launch.options.schedule_seed;
+  if (seed == 0) {
+    ++current_;
+  } else if (seed % 2 == 0 || random.below(64) == 0) {
+    current_ = random.below(static_cast<unsigned>(blocks.size()));
+  }
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    current_ %= blocks.size();
+    if (!blocks[current_]->queue.empty()) return blocks[current_].get();
+    ++current_;
+  }
+  return nullptr;
+}
+
+/// "block (1,0,0):" and who waits there, for each block.
+std::string Cluster::describe_waits() const {
+  std::string text;
+  for (const auto& block : blocks) {
+    text += (text.empty() ? "block (" : "\nblock (") + std::to_string(block->index.x) + "," +
+            std::to_string(block->index.y) + "," + std::to_string(block->index.z) + "):" + block->describe_waits();
+  }
+  return text;
+}
+
 // ---- from a running thread back to the scheduler
 
-void wait_for(const char* what, Site site, unsigned mask) {
+void wait_for(const char* what, Site site, unsigned mask, const WaitObject* object, std::uint64_t wait_number) {
   Thread& me = *t_thread;
   me.waiting_for = what;
   me.site = site;
   me.mask = mask;
+  me.wait_object = object;
+  me.wait_number = wait_number;
   me.scheduler = std::move(me.scheduler).resume();
   t_watched = nullptr;  // still inside the emulator: the caller's Unwatched ends that
   me.waiting_for = nullptr;
+  me.wait_object = nullptr;
 }
 
 void take_turns(const char* what, Site site, bool changed) {
@@ -211,7 +292,7 @@ void take_turns(const char* what, Site site, bool changed) {
   if (changed) {
     block.progress();
   } else {
-    ++block.polls;
+    ++block.cluster.polls;
   }
   block.queue.push(t_thread->linear);
   wait_for(what, site);
@@ -220,23 +301,23 @@ void take_turns(const char* what, Site site, bool changed) {
 // ---- a worker
 
 bool Worker::admit() {
-  if (launch.resident.fetch_add(1) >= launch.resident_limit) {
-    launch.resident.fetch_sub(1);
+  const auto size = static_cast<std::uint64_t>(launch.cluster_blocks);
+  if (launch.resident.fetch_add(size) + size > launch.resident_limit) {
+    launch.resident.fetch_sub(size);
     return false;
   }
   const std::uint64_t position = launch.next.fetch_add(1);
-  if (position >= launch.blocks) {
-    launch.resident.fetch_sub(1);
+  if (position >= launch.clusters) {
+    launch.resident.fetch_sub(size);
     return false;
   }
-  resident.push_back(
-      std::make_unique<Block>(launch, launch.block_at(position), take_memory(launch.threads, launch.shared_bytes)));
+  resident.push_back(std::make_unique<Cluster>(launch, launch.cluster_at(position)));
   current = resident.size() - 1;
   progress.store(progress.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   return true;
 }
 
-/// Nothing in the current block gets anywhere by itself: take up another. False when the whole launch stands still.
+/// Nothing in the current cluster gets anywhere by itself: take up another. False when the whole launch stands still.
 bool Worker::rotate() {
   if (!admit()) {
     current = (current + 1) % resident.size();
@@ -249,7 +330,7 @@ bool Worker::rotate() {
     last_change_ = time;
     fruitless_rotations_ = 0;
   }
-  // Every block here has had its turns, several times over, and nobody anywhere got on.
+  // Every cluster here has had its turns, several times over, and nobody anywhere got on.
   return ++fruitless_rotations_ < 4 * resident.size() || time - last_change_ < launch.options.stall_seconds;
 }
 
@@ -268,6 +349,8 @@ bool Worker::ends() {
 
 void Worker::resume(Block& block, Thread& thread) {
   t_thread = &thread;
+  block.started = true;
+  ++block.cluster.steps;
   turns.store(turns.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   interrupted.store(false, std::memory_order_relaxed);
   in_thread.store(true, std::memory_order_relaxed);
@@ -286,53 +369,73 @@ void Worker::resume(Block& block, Thread& thread) {
   }
 }
 
+/// All threads of a cluster have exited.
+void Worker::finish(Cluster& cluster) {
+  cluster.async.finish();  // what has been read and not yet written
+  for (const auto& block : cluster.blocks) {
+    const std::ptrdiff_t damage = block->memory->first_damage();
+    if (damage >= 0) {
+      launch.fail("shared memory was written past its end: the kernel has " + std::to_string(launch.shared_bytes) +
+                  " bytes, byte " + std::to_string(damage) + " was changed [block (" + std::to_string(block->index.x) +
+                  "," + std::to_string(block->index.y) + "," + std::to_string(block->index.z) + ")]");
+    }
+    if (block->accesses) block->accesses->close_all();
+    give_memory_back(std::move(block->memory));
+  }
+  launch.resident.fetch_sub(cluster.blocks.size());
+  launch.finished.fetch_add(cluster.blocks.size());
+  progress.store(progress.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
 void Worker::run() {
   t_worker = this;
   enter_worker(*this);
   last_change_ = last_exit_ = cpu_seconds();
+  const bool any_copy = launch.options.schedule_seed != 0;
   while (!launch.stop.load(std::memory_order_relaxed)) {
     if (resident.empty() && !admit()) break;
-    Block& block = *resident[current];
-    if (block.alive == 0) {
-      const std::ptrdiff_t damage = block.memory->first_damage();
-      if (damage >= 0) {
-        launch.fail("shared memory was written past its end: the kernel has " + std::to_string(launch.shared_bytes) +
-                    " bytes, byte " + std::to_string(damage) + " was changed [block (" + std::to_string(block.index.x) +
-                    "," + std::to_string(block.index.y) + "," + std::to_string(block.index.z) + ")]");
-      }
-      give_memory_back(std::move(block.memory));
+    Cluster& cluster = *resident[current];
+    if (cluster.alive() == 0) {
+      finish(cluster);
       resident.erase(resident.begin() + static_cast<std::ptrdiff_t>(current));
       current = 0;
-      launch.resident.fetch_sub(1);
-      launch.finished.fetch_add(1);
-      progress.store(progress.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       continue;
     }
-    if (block.queue.empty()) {
-      launch.fail("deadlock in block (" + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
-                  std::to_string(block.index.z) + "):" + block.describe_waits());
+    Block* const block = cluster.next_block();
+    if (!block || cluster.polls > 2 * cluster.alive()) {
+      // Nothing here moves by itself: a copy may arrive.
+      try {
+        if (cluster.async.advance_one(cluster.random, any_copy)) {
+          cluster.polls = 0;
+          continue;
+        }
+      } catch (...) {
+        launch.fail(std::current_exception());
+        break;
+      }
+    }
+    if (!block) {
+      launch.fail("deadlock in " + cluster.describe_waits());
       break;
     }
-    if (block.polls > 2 * block.alive) {
-      block.polls = 0;
+    if (cluster.polls > 2 * cluster.alive()) {
+      cluster.polls = 0;
       if (!rotate()) {
         launch.fail("nothing moved for " + seconds(launch.options.stall_seconds) +
-                    ": every thread that can run only polls. Block (" + std::to_string(block.index.x) + "," +
-                    std::to_string(block.index.y) + "," + std::to_string(block.index.z) +
-                    "):" + block.describe_waits() + "\n  " + std::to_string(launch.finished.load()) + " of " +
-                    std::to_string(launch.blocks) + " blocks have finished, " + std::to_string(launch.resident.load()) +
-                    " run, at most " + std::to_string(launch.resident_limit) + " fit on the GPU at once");
+                    ": every thread that can run only polls. In " + cluster.describe_waits() + "\n  " +
+                    std::to_string(launch.finished.load()) + " of " + std::to_string(launch.blocks) +
+                    " blocks have finished, " + std::to_string(launch.resident.load()) + " run, at most " +
+                    std::to_string(launch.resident_limit) + " fit on the GPU at once");
         break;
       }
       continue;
     }
     if (!ends()) {
       launch.fail("a kernel without end: no thread has exited for " + seconds(launch.options.endless_seconds) +
-                  ". Block (" + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
-                  std::to_string(block.index.z) + "):" + block.describe_waits());
+                  ". In " + cluster.describe_waits());
       break;
     }
-    resume(block, block.threads[static_cast<std::size_t>(block.queue.pop(block.random))]);
+    resume(*block, block->threads[static_cast<std::size_t>(block->queue.pop(block->random))]);
   }
   unwind_all();
   leave_worker(*this);
@@ -341,14 +444,16 @@ void Worker::run() {
 
 /// After a fault, suspended threads still hold frames: destroying a fiber unwinds it.
 void Worker::unwind_all() {
-  for (auto& block : resident) {
-    for (Thread& thread : block->threads) {
-      t_thread = &thread;
-      thread.own = context::fiber();
-      t_watched = nullptr;  // the unwinding restored it
+  for (const auto& cluster : resident) {
+    for (const auto& block : cluster->blocks) {
+      for (Thread& thread : block->threads) {
+        t_thread = &thread;
+        thread.own = context::fiber();
+        t_watched = nullptr;  // the unwinding restored it
+      }
+      t_thread = nullptr;
+      if (block->memory) give_memory_back(std::move(block->memory));
     }
-    t_thread = nullptr;
-    if (block->memory) give_memory_back(std::move(block->memory));
   }
   resident.clear();
 }
@@ -357,6 +462,7 @@ void Worker::unwind_all() {
 
 namespace {
 std::atomic<std::uint32_t> g_serial{0};
+std::uint32_t g_last_serial = 0;  ///< of the last launch, if the host has not waited for it since; or 0
 std::atomic<bool> g_running{false};
 }  // namespace
 
@@ -369,8 +475,12 @@ Launch::Launch(const KernelCall& c, const LaunchShape& shape, std::size_t bytes)
   };
   grid = narrow(shape.grid);
   block = narrow(shape.block);
+  cluster = narrow(shape.cluster);
   blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   threads = static_cast<int>(block.x * block.y * block.z);
+  cluster_blocks = static_cast<int>(cluster.x * cluster.y * cluster.z);
+  clusters = blocks / static_cast<std::uint64_t>(cluster_blocks);
+  if (shape.overlaps_previous) previous_serial = g_last_serial;
   // Registers also limit what fits; the emulator does not know them.
   std::uint64_t per_multiprocessor =
       std::min<std::uint64_t>(32, static_cast<std::uint64_t>(gpu.max_threads_per_multiprocessor) /
@@ -381,17 +491,26 @@ Launch::Launch(const KernelCall& c, const LaunchShape& shape, std::size_t bytes)
         std::min<std::uint64_t>(per_multiprocessor, gpu.shared_memory_per_multiprocessor / (shared_bytes + 1024));
   }
   resident_limit = std::max<std::uint64_t>(1, per_multiprocessor) * static_cast<std::uint64_t>(gpu.multiprocessors);
-  if (checking()) synchronised.reset(static_cast<unsigned char*>(std::calloc(blocks, 1)));
+  if (checking()) synchronised.reset(static_cast<unsigned char*>(std::calloc(clusters, 1)));
 }
 
-/// With a seed, the blocks start in another order too: position ↦ position · odd + shift, a permutation when the factor
-/// and the number of blocks have no common divisor.
-std::uint64_t Launch::block_at(std::uint64_t position) const {
-  if (options.schedule_seed == 0 || blocks < 3) return position;
-  std::uint64_t factor = (options.schedule_seed * 2654435761u) % blocks | 1;
-  while (std::gcd(factor, blocks) != 1) factor += 2;
+/// With a seed, the clusters start in another order too: position ↦ position · odd + shift, a permutation when the
+/// factor and the number of clusters have no common divisor.
+std::uint64_t Launch::cluster_at(std::uint64_t position) const {
+  if (options.schedule_seed == 0 || clusters < 3) return position;
+  std::uint64_t factor = (options.schedule_seed * 2654435761u) % clusters | 1;
+  while (std::gcd(factor, clusters) != 1) factor += 2;
   return static_cast<std::uint64_t>((static_cast<unsigned __int128>(position) * factor + options.schedule_seed) %
-                                    blocks);
+                                    clusters);
+}
+
+std::uint64_t Launch::block_number(std::uint64_t cluster_number, int rank) const {
+  if (cluster_blocks == 1) return cluster_number;
+  const uint3 at = unpack(cluster_number, {grid.x / cluster.x, grid.y / cluster.y, grid.z / cluster.z});
+  const uint3 inside = unpack(static_cast<std::uint64_t>(rank), cluster);
+  const std::uint64_t x = std::uint64_t{at.x} * cluster.x + inside.x, y = std::uint64_t{at.y} * cluster.y + inside.y,
+                      z = std::uint64_t{at.z} * cluster.z + inside.z;
+  return (z * grid.y + y) * grid.x + x;
 }
 
 std::uint64_t Launch::total_progress() const {
@@ -420,7 +539,7 @@ void Launch::find(const std::string& key, const std::string& text) {
   if (findings_.size() < 16) findings_.emplace_back(key, text);
 }
 
-void record_launch(const std::vector<std::unique_ptr<Worker>>& workers);  // options.cpp
+void record_launch(const Launch& launch);  // options.cpp
 
 void Launch::run() {
   if (t_thread) throw Error("a kernel cannot launch a kernel: dynamic parallelism is not part of this book");
@@ -429,10 +548,11 @@ void Launch::run() {
     ~Done() { g_running = false; }
   } done;
   const FaultHandlers handlers;
+  g_last_serial = serial;
 
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   const std::uint64_t wanted = options.workers > 0 ? static_cast<std::uint64_t>(options.workers) : cores;
-  const std::size_t count = static_cast<std::size_t>(std::min({wanted, blocks, resident_limit}));
+  const std::size_t count = static_cast<std::size_t>(std::min({wanted, clusters, resident_limit}));
   for (std::size_t i = 0; i < count; ++i) workers.push_back(std::make_unique<Worker>(*this));
   const auto run_worker = [this](Worker& worker) {
     try {
@@ -446,7 +566,7 @@ void Launch::run() {
   for (std::size_t i = 1; i < count; ++i) others.emplace_back(run_worker, std::ref(*workers[i]));
   run_worker(*workers[0]);
   for (std::thread& t : others) t.join();
-  record_launch(workers);
+  record_launch(*this);
 
   // Damage that the checks have already found by line needs no second report.
   const std::string damage = device_memory_damage();
@@ -462,6 +582,8 @@ void Launch::run() {
   }
   if (!message.empty()) throw Error(message);
 }
+
+void host_waited() noexcept { g_last_serial = 0; }
 
 void run_kernel(const KernelCall& call, const LaunchShape& shape, std::size_t shared_bytes) {
   Launch(call, shape, shared_bytes).run();

@@ -1,5 +1,5 @@
 /// \file
-/// Shuffles, votes and the warp barrier: a rendezvous of the lanes in a mask.
+/// What lanes of a warp do together: a rendezvous of the lanes in a mask; shuffles, votes and the warp barrier.
 
 #include "common/gpu/emulator/warp.hpp"
 
@@ -10,49 +10,20 @@
 namespace gpu::emulator {
 namespace {
 
-using Kind = WarpMeeting::Kind;
-
-const char* name(Kind kind) {
-  switch (kind) {
-    case Kind::barrier:
-      return "__syncwarp";
-    case Kind::shuffle:
-      return "a warp shuffle";
-    default:
-      return "a warp vote";
-  }
-}
-
-void require_sound_mask(const Block& block, const Thread& me, unsigned mask, Kind kind, Site site) {
-  if (!(mask >> me.lane & 1u)) fault(site, std::string(name(kind)) + ": the calling lane is not in its own mask");
+void require_sound_mask(const Block& block, const Thread& me, unsigned mask, const char* name, Site site) {
+  if (!(mask >> me.lane & 1u)) fault(site, std::string(name) + ": the calling lane is not in its own mask");
   const unsigned missing = mask & ~block.alive_lanes[static_cast<std::size_t>(me.warp)];
   if (!missing) return;
   const int lane = std::countr_zero(missing);
   const bool never = static_cast<std::size_t>(me.warp * 32 + lane) >= block.threads.size();
-  fault(site, std::string(name(kind)) + ": lane " + std::to_string(lane) + " is named in the mask, but " +
+  fault(site, std::string(name) + ": lane " + std::to_string(lane) + " is named in the mask, but " +
                   (never ? "the block has no such thread" : "its thread has exited"));
 }
 
-/// All lanes are here: gives each what it takes home.
-void complete(Block& block, const WarpMeeting& meeting, int warp) {
-  Thread* lanes = &block.threads[static_cast<std::size_t>(warp) * 32];
-  if (meeting.kind == Kind::barrier) {
-    if (!block.race) return;
-    std::vector<int> members;
-    for (unsigned bits = meeting.mask; bits; bits &= bits - 1) members.push_back(warp * 32 + std::countr_zero(bits));
-    block.race->meet(members);
-    return;
-  }
-  unsigned ballot = 0;
-  for (unsigned bits = meeting.mask; bits; bits &= bits - 1) {
-    const int lane = std::countr_zero(bits);
-    ballot |= static_cast<unsigned>(lanes[lane].value != 0) << lane;
-  }
+void complete_shuffle(const WarpMeeting& meeting, Thread* lanes) {
   for (unsigned bits = meeting.mask; bits; bits &= bits - 1) {
     Thread& thread = lanes[std::countr_zero(bits)];
-    if (meeting.kind == Kind::vote) {
-      thread.result = ballot;
-    } else if (meeting.mask >> thread.source & 1u) {
+    if (meeting.mask >> thread.source & 1u) {
       thread.result = lanes[thread.source].value;
     } else {
       fault(meeting.site, "a warp shuffle: lane " + std::to_string(thread.lane) + " reads lane " +
@@ -61,11 +32,37 @@ void complete(Block& block, const WarpMeeting& meeting, int warp) {
   }
 }
 
-/// Waits until all lanes of the mask are here.
-void meet(unsigned mask, Kind kind, Site site) {
+void complete_vote(const WarpMeeting& meeting, Thread* lanes) {
+  unsigned ballot = 0;
+  for (unsigned bits = meeting.mask; bits; bits &= bits - 1) {
+    const int lane = std::countr_zero(bits);
+    ballot |= static_cast<unsigned>(lanes[lane].value != 0) << lane;
+  }
+  for (unsigned bits = meeting.mask; bits; bits &= bits - 1) lanes[std::countr_zero(bits)].result = ballot;
+}
+
+const WarpOperation kBarrier{"__syncwarp", true, [](const WarpMeeting&, Thread*) {}};
+const WarpOperation kShuffle{"a warp shuffle", false, complete_shuffle};
+const WarpOperation kVote{"a warp vote", false, complete_vote};
+const WarpOperation kElect{"elect_one", false, [](const WarpMeeting&, Thread*) {}};
+
+/// All lanes are here.
+void complete(Block& block, const WarpMeeting& meeting, int warp) {
+  if (block.accesses || (block.race && meeting.operation->is_barrier)) {
+    std::vector<int> members;
+    for (unsigned bits = meeting.mask; bits; bits &= bits - 1) members.push_back(warp * 32 + std::countr_zero(bits));
+    if (block.accesses) block.accesses->meet(members);
+    if (meeting.operation->is_barrier) block.race->meet(block.rank, members);
+  }
+  meeting.operation->complete(meeting, &block.threads[static_cast<std::size_t>(warp) * 32]);
+}
+
+}  // namespace
+
+void meet(unsigned mask, const WarpOperation& operation, Site site) {
   Thread& me = *t_thread;
   Block& block = *me.block;
-  require_sound_mask(block, me, mask, kind, site);
+  require_sound_mask(block, me, mask, operation.name, site);
   std::vector<WarpMeeting>& meetings = block.meetings[static_cast<std::size_t>(me.warp)];
   WarpMeeting* meeting = nullptr;
   for (WarpMeeting& m : meetings) {
@@ -76,15 +73,15 @@ void meet(unsigned mask, Kind kind, Site site) {
       if (!m.arrived) meeting = &m;
     }
     if (!meeting) meeting = &meetings.emplace_back();
-    *meeting = {mask, 0, kind, site};
-  } else if (meeting->kind != kind || (kind != Kind::barrier && !(meeting->site == site))) {
-    fault(site, std::string("divergent warp: ") + name(kind) + " here, but lanes of the same mask are in " +
-                    name(meeting->kind) + " at " + short_path(meeting->site.file) + ":" +
+    *meeting = {mask, 0, &operation, site};
+  } else if (meeting->operation != &operation || (!operation.is_barrier && !(meeting->site == site))) {
+    fault(site, std::string("divergent warp: ") + operation.name + " here, but lanes of the same mask are in " +
+                    meeting->operation->name + " at " + short_path(meeting->site.file) + ":" +
                     std::to_string(meeting->site.line));
   }
   meeting->arrived |= 1u << me.lane;
   if (meeting->arrived != mask) {
-    wait_for(name(kind), site, mask);
+    wait_for(operation.name, site, mask);
     return;
   }
   complete(block, *meeting, me.warp);
@@ -94,27 +91,31 @@ void meet(unsigned mask, Kind kind, Site site) {
     block.wake(me.warp * 32 + std::countr_zero(bits));
 }
 
-}  // namespace
-
 std::uint64_t shuffle(unsigned mask, std::uint64_t bits, int source, Site site) {
   const Unwatched scope;
   t_thread->value = bits;
   t_thread->source = source;
-  meet(mask, Kind::shuffle, site);
+  meet(mask, kShuffle, site);
   return t_thread->result;
 }
 
 unsigned vote(unsigned mask, int predicate, Site site) {
   const Unwatched scope;
   t_thread->value = predicate != 0;
-  meet(mask, Kind::vote, site);
+  meet(mask, kVote, site);
   return static_cast<unsigned>(t_thread->result);
+}
+
+bool elect(Site site) {
+  const Unwatched scope;
+  meet(~0u, kElect, site);
+  return t_thread->lane == 0;
 }
 
 void warp_barrier(unsigned mask, Site site) {
   const Unwatched scope;
   if (switched_off(site)) return;
-  meet(mask, Kind::barrier, site);
+  meet(mask, kBarrier, site);
 }
 
 }  // namespace gpu::emulator

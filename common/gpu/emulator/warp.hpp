@@ -16,6 +16,9 @@ std::uint64_t shuffle(unsigned mask, std::uint64_t bits, int source, Site site);
 /// One bit for each lane in the mask whose predicate is not 0.
 unsigned vote(unsigned mask, int predicate, Site site);
 
+/// True in one lane of the full warp.
+bool elect(Site site);
+
 void warp_barrier(unsigned mask, Site site);
 
 template <class T>
@@ -79,3 +82,9 @@ inline int __all_sync(unsigned mask, int predicate, gpu::emulator::Site site = g
 inline void __syncwarp(unsigned mask = 0xffffffffu, gpu::emulator::Site site = gpu::emulator::Site::here()) {
   gpu::emulator::warp_barrier(mask, site);
 }
+
+namespace gpu {
+
+inline bool elect_one(emulator::Site site = emulator::Site::here()) { return emulator::elect(site); }
+
+}  // namespace gpu

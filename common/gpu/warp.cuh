@@ -9,10 +9,17 @@
 ///
 /// Shuffles and votes move registers; they do not order memory. `__syncwarp(mask)` does: after it, what the lanes in
 /// the mask wrote before it is visible to all of them.
+///
+/// `gpu::elect_one()` (sm_90) is true in one lane of the warp, always the same one, and false in the others; all 32
+/// lanes have to execute it together. It chooses the thread that starts a copy by TMA or arrives at an mbarrier for its
+/// warp. `threadIdx.x % 32 == 0` would do as well; here the compiler knows that just one lane goes on. Which one is not
+/// said: it is lane 0 on the emulator. It orders no memory. (PTX ISA, "elect.sync".)
 
 #include "common/gpu/launch.cuh"
 
-#ifndef __CUDACC__
+#ifdef __CUDACC__
+#include "common/gpu/cuda/warp.cuh"
+#else
 #include "common/gpu/emulator/warp.hpp"
 #endif
 

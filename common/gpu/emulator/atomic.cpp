@@ -14,7 +14,7 @@ namespace {
 
 void note_device_order() {
   Launch& launch = t_thread->block->launch;
-  if (launch.synchronised) launch.synchronised[t_thread->block->linear] = 1;
+  if (launch.synchronised) launch.synchronised[t_thread->block->cluster.number] = 1;
 }
 
 /// Checks the address, and lets the checker know that the users of this word are ordered.
@@ -23,7 +23,8 @@ void prepare(const void* address, std::size_t bytes, Site site) {
   note_device_order();
   if (!checking()) return;
   observe_access(address, bytes, AccessKind::atomic, Place::site(site));
-  t_thread->block->race->atomic_order(t_thread->linear, reinterpret_cast<std::uintptr_t>(address));
+  RaceChecker& race = *t_thread->block->race;
+  race.atomic_order(race.agent_of(*t_thread), reinterpret_cast<std::uintptr_t>(address));
 }
 
 template <class T>

@@ -36,7 +36,7 @@ std::size_t shared_memory_limit() {
   return chosen ? chosen : device().shared_memory_per_block;
 }
 
-void synchronize() {}  // a launch returns when it is done
+void synchronize() { emulator::host_waited(); }  // a launch returns when it is done
 
 struct Stopwatch::Events {
   std::chrono::steady_clock::time_point begin;

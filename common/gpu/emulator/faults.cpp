@@ -49,6 +49,11 @@ void on_memory_fault(int signal_number, siginfo_t* info, void* context) {
   const Thread& me = *t_thread;
   const auto shared = reinterpret_cast<std::uintptr_t>(me.block->memory->shared());
   const std::size_t bytes = me.block->memory->shared_bytes();
+  const Block* ended = nullptr;  // whose shared memory it would have been
+  for (const auto& block : me.block->cluster.blocks) {
+    const auto storage = reinterpret_cast<std::uintptr_t>(block->memory->shared());
+    if (block->alive == 0 && address - storage < bytes) ended = block.get();
+  }
   std::string what;
   if (signal_number == SIGILL || signal_number == SIGTRAP || signal_number == SIGABRT) {
     abandon(interrupted_line(context) + "the kernel stopped itself (a trap, abort, or a failed assert) " +
@@ -58,6 +63,9 @@ void on_memory_fault(int signal_number, siginfo_t* info, void* context) {
             position(me));
   } else if (info->si_code == SI_KERNEL) {  // x86 does not tell the address then
     what = "a misaligned access: a float4 has to start at a multiple of 16 bytes";
+  } else if (ended) {
+    what = "shared memory of block " + std::to_string(ended->rank) +
+           " of the cluster, which has ended: a cluster_sync() has to follow the last access";
   } else if (address - (me.stack_low - 4096) < 8192) {
     what = "stack overflow: the thread's local variables need more than 64 KB";
   } else if (address - (shared - 4096) < (bytes + 4095) / 4096 * 4096 + 3 * 4096) {  // up to the guard behind it

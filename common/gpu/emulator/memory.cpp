@@ -86,6 +86,7 @@ void BlockMemory::reserve(int threads, std::size_t shared_bytes) {
     mapping_ = nullptr;
     mapping_ = static_cast<unsigned char*>(map_pages(needed, PROT_READ | PROT_WRITE));
     mapping_bytes_ = needed;
+    forbidden_ = false;
     mprotect(mapping_, kPage, PROT_NONE);
     mprotect(mapping_ + needed - kPage, kPage, PROT_NONE);
     shared_ = mapping_ + kPage;
@@ -102,9 +103,20 @@ boost::context::stack_context BlockMemory::stack(int thread) const {
   return stack;
 }
 
-void BlockMemory::poison_shared() { std::memset(shared_, 0xFF, mapping_bytes_ - 2 * kPage); }
+void BlockMemory::poison_shared() {
+  if (forbidden_) mprotect(shared_, mapping_bytes_ - 2 * kPage, PROT_READ | PROT_WRITE);
+  forbidden_ = false;
+  std::memset(shared_, 0xFF, mapping_bytes_ - 2 * kPage);
+}
+
+void BlockMemory::forbid_shared() {
+  damage_ = first_damage();
+  mprotect(shared_, mapping_bytes_ - 2 * kPage, PROT_NONE);
+  forbidden_ = true;
+}
 
 std::ptrdiff_t BlockMemory::first_damage() const {
+  if (forbidden_) return damage_;
   const unsigned char* end = mapping_ + mapping_bytes_ - kPage;
   const unsigned char* changed = first_changed(shared_ + shared_bytes_, end);
   return changed == end ? -1 : changed - shared_;
@@ -270,15 +282,18 @@ Allocation& require_range(const void* pointer, std::size_t bytes, const char* wh
 }  // namespace
 
 void copy_to_device(void* to, const void* from, std::size_t bytes) {
+  host_waited();
   Allocation& a = require_range(to, bytes, "copy to the device");
   std::memcpy(to, from, bytes);
   mark_written(a, reinterpret_cast<std::uintptr_t>(to) - a.data, bytes);
 }
 void copy_to_host(void* to, const void* from, std::size_t bytes) {
+  host_waited();
   require_range(from, bytes, "copy to the host");
   std::memcpy(to, from, bytes);
 }
 void fill_bytes(void* to, unsigned char value, std::size_t bytes) {
+  host_waited();
   Allocation& a = require_range(to, bytes, "fill");
   std::memset(to, value, bytes);
   const std::size_t offset = reinterpret_cast<std::uintptr_t>(to) - a.data;

@@ -15,6 +15,9 @@
 namespace stage {
 namespace {
 
+/// What a block may have on an H200, the GPU that the emulator takes after.
+constexpr std::size_t kMostSharedMemory = 232448;
+
 /// Reads all of `text` as a number in [low, high]. std::from_chars takes no blanks, no "+", no "0x" and no octal, so
 /// what passes means to the user what it means to us.
 template <class T>
@@ -114,12 +117,15 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Chapter&
   }
 
   CommandLine line;
-  std::optional<std::string> kernel, seed, json, schedule_seed, delivery, workers;
+  std::optional<std::string> kernel, seed, json, schedule_seed, delivery, workers, shared_memory_limit;
   std::vector<std::string> without;
   option("--kernel", kernel, "NAME", "Only this kernel");
   option("--seed", seed, "N", "Seed of the inputs");
   known.push_back("--bench");
   app.add_flag("--bench", line.bench, "Time the kernels (on a GPU)");
+  known.push_back("--count");
+  app.add_flag("--count", line.count,
+               "Run each kernel once, on the emulator's default problem, and count by kernel what it does in memory");
   option("--json", json, "FILE", "Write the results to FILE; -: to standard output, instead of the tables");
   option("--schedule-seed", schedule_seed, "N", "Emulator: shuffle the order of threads and blocks; 0: do not");
   option("--delivery", delivery, "WHEN", "Emulator: asynchronous copies land on-wait or immediately");
@@ -128,6 +134,9 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Chapter&
       ->type_name("FILE:LINE")
       ->allow_extra_args(false);
   option("--workers", workers, "N", "Emulator: operating-system threads; 0: one a core");
+  option("--shared-memory-limit", shared_memory_limit, "BYTES",
+         "Emulator: shared memory that a block may have. 49152 without opting in, 101376 on sm_86, sm_89 and sm_120, "
+         "166912 on sm_80, 232448 on sm_90 (the default)");
   app.footer(chapter.takes_problem
                  ? fmt::format("Kernels: {}\nDefault on a GPU:        {}\nDefault on the emulator: {}",
                                join(kernel_names(chapter)), chapter.gpu_problem.describe(),
@@ -187,12 +196,21 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Chapter&
     line.json = *json;
   }
 
-  line.changes_emulator = schedule_seed || delivery || workers || !without.empty();
+  if (line.bench && line.count) {
+    throw BadArgument("--count with --bench: what counts is not timed; allowed: one of the two");
+  }
+
+  line.emulator.count_requests = line.count;
+  line.changes_emulator = schedule_seed || delivery || workers || shared_memory_limit || !without.empty();
   if (schedule_seed) {
     line.emulator.schedule_seed = parse_whole<std::uint64_t>("--schedule-seed", *schedule_seed, 0, kMaxSeed);
   }
   if (delivery) line.emulator.delivery = parse_delivery(*delivery);
   if (workers) line.emulator.workers = parse_whole<int>("--workers", *workers, 0, 1024);
+  if (shared_memory_limit) {
+    line.emulator.shared_memory_limit =
+        parse_whole<std::size_t>("--shared-memory-limit", *shared_memory_limit, 1, kMostSharedMemory);
+  }
   for (const std::string& text : without) {
     try {
       line.emulator.without.push_back(gpu::SourceLine::parse(text));
@@ -209,15 +227,18 @@ Options resolve(const CommandLine& line, const Chapter& chapter, const gpu::Devi
   }
   if (line.changes_emulator && !device.emulated) {
     throw BadArgument(fmt::format(
-        "--schedule-seed, --delivery, --without and --workers steer the emulator, and this is {}; allowed: on "
-        "the emulator",
+        "--schedule-seed, --delivery, --without, --workers and --shared-memory-limit steer the emulator, and this is "
+        "{}; allowed: on the emulator",
         device.name));
   }
 
-  Options options{.problem = device.emulated ? chapter.emulator_problem : chapter.gpu_problem,
+  // What is counted is compared between the two machines.
+  const bool small = device.emulated || line.count;
+  Options options{.problem = small ? chapter.emulator_problem : chapter.gpu_problem,
                   .kernel = line.kernel,
                   .seed = line.seed,
                   .bench = line.bench,
+                  .count = line.count,
                   .json = line.json};
   if (chapter.takes_problem) {
     attention::Problem& p = options.problem;

@@ -31,7 +31,7 @@ struct CommandLine {
 
   std::string kernel;
   std::uint64_t seed = 1;
-  bool bench = false;
+  bool bench = false, count = false;
   std::string json;
 
   bool changes_emulator = false;  ///< any of the emulator's options was given

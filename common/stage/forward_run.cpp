@@ -11,7 +11,6 @@
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/emulation.hpp"
 #include "common/stage/memory.hpp"
-#include "common/stage/timing.hpp"
 
 namespace stage {
 namespace {
@@ -121,6 +120,13 @@ std::uint64_t next_random(std::uint64_t& state) {
   return z ^ (z >> 31);
 }
 
+/// The reference's LSE in fp32: in the place of one that is not there, it passes the rule and leaves O to be judged.
+std::vector<float> reference_lse(const attention::ForwardYardstick& yardstick) {
+  std::vector<float> lse;
+  for (const double l : yardstick.reference.lse) lse.push_back(static_cast<float>(l));
+  return lse;
+}
+
 /// Row `query` of head `head` of batch entry `b` as a problem of its own: one query, and of the keys only the run that
 /// the mask leaves, so that no mask is needed.
 attention::Verdict judge_row(const Problem& p, const attention::Inputs& inputs, std::span<const float> o,
@@ -141,11 +147,15 @@ attention::Verdict judge_row(const Problem& p, const attention::Inputs& inputs, 
     return size == 0 ? std::span<const float>()
                      : all.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
   };
-  return attention::judge_forward(row, part(inputs.q, p.strides_q().offset(b, query, head), row.elements_q()),
-                                  part(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), row.elements_k()),
-                                  part(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), row.elements_v()),
-                                  part(o, p.strides_o().offset(b, query, head), row.elements_o()),
-                                  part(lse, (std::int64_t{b} * p.heads_q + head) * p.seqlen_q + query, 1));
+  const auto v = part(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), row.elements_v());
+  const attention::ForwardYardstick yardstick = attention::make_forward_yardstick(
+      row, part(inputs.q, p.strides_q().offset(b, query, head), row.elements_q()),
+      part(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), row.elements_k()), v);
+  const std::vector<float> unjudged = lse.empty() ? reference_lse(yardstick) : std::vector<float>();
+  return attention::judge_forward(row, v, part(o, p.strides_o().offset(b, query, head), row.elements_o()),
+                                  lse.empty() ? std::span<const float>(unjudged)
+                                              : part(lse, (std::int64_t{b} * p.heads_q + head) * p.seqlen_q + query, 1),
+                                  yardstick);
 }
 
 /// A row that a sample need not contain to be seen to be wrong: O not finite or LSE NaN. Empty if there is none.
@@ -155,8 +165,9 @@ std::string find_unwritten(const Problem& p, std::span<const float> o, std::span
       for (int head = 0; head < p.heads_q; ++head) {
         const auto row = o.subspan(static_cast<std::size_t>(p.strides_o().offset(b, query, head)),
                                    static_cast<std::size_t>(p.head_dim));
-        const float l = lse[static_cast<std::size_t>((std::int64_t{b} * p.heads_q + head) * p.seqlen_q + query)];
-        if (std::isnan(l) || !std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) {
+        const auto entry = static_cast<std::size_t>((std::int64_t{b} * p.heads_q + head) * p.seqlen_q + query);
+        if ((!lse.empty() && std::isnan(lse[entry])) ||
+            !std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) {
           return fmt::format("wrong: batch {}, head {}, query {} is not finite", b, head, query);
         }
       }
@@ -222,6 +233,7 @@ ForwardCase::ForwardCase(const Problem& p, std::uint64_t seed)
 attention::Verdict ForwardCase::judge(std::span<const float> o, std::span<const float> lse) {
   if (!is_sampled(problem_)) {
     if (!yardstick_) yardstick_ = attention::make_forward_yardstick(problem_, inputs_.q, inputs_.k, inputs_.v);
+    if (lse.empty()) return attention::judge_forward(problem_, inputs_.v, o, reference_lse(*yardstick_), *yardstick_);
     return attention::judge_forward(problem_, inputs_.v, o, lse, *yardstick_);
   }
   attention::Verdict verdict = judge_sample(problem_, inputs_, o, lse);
@@ -247,16 +259,18 @@ void admit(const ForwardKernel& kernel, const Problem& p) {
   }
 }
 
-Row run_admitted(const ForwardKernel& kernel, ForwardCase& forward, bool bench) {
+Row run_admitted(const ForwardKernel& kernel, ForwardCase& forward) {
   const Problem& p = forward.problem();
   const attention::Inputs& inputs = forward.inputs();
   const bool on_device = kernel.memory == Memory::device;
   Row row;
   row.kernel = label(kernel);
   row.summary = kernel.summary;
+  row.is_peer = kernel.is_peer;
+  row.on_host = !on_device;
   row.flops = attention::forward_flops(p);
   const std::size_t workspace_bytes = kernel.workspace_bytes(p);
-  row.workspace_bytes = static_cast<double>(workspace_bytes);
+  if (!kernel.is_peer) row.workspace_bytes = static_cast<double>(workspace_bytes);  // a peer's is its own business
   std::optional<attention::Traffic> traffic;
   if (kernel.traffic) {
     traffic = kernel.traffic(p);
@@ -276,11 +290,13 @@ Row run_admitted(const ForwardKernel& kernel, ForwardCase& forward, bool bench) 
     kernel.run(args, workspace.data());
     gpu::synchronize();
     const std::optional<gpu::Counts> counts = gpu::counts();
-    if (on_device) row.peak_bytes = static_cast<double>(gpu::memory_peak() - held_before);
+    if (kernel.fetch) kernel.fetch(args);
+    if (on_device && !kernel.is_peer) row.peak_bytes = static_cast<double>(gpu::memory_peak() - held_before);
 
     std::string complaint;
     const std::vector<float> o_values = o.values(complaint);
-    const std::vector<float> lse_values = lse.values(complaint);
+    std::vector<float> lse_values = lse.values(complaint);
+    if (!kernel.gives_lse) lse_values.clear();
     const attention::Verdict verdict = forward.judge(o_values, lse_values);
     row.error = verdict.error.relative;
     row.allowed = verdict.allowed.relative;
@@ -291,21 +307,7 @@ Row run_admitted(const ForwardKernel& kernel, ForwardCase& forward, bool bench) 
       if (traffic && complaint.empty()) complaint = compare_counts(*counts, *traffic);
     }
     row.right = complaint.empty();
-    row.verdict = row.right ? verdict.sentence : complaint;
-
-    if (bench && row.right) {
-      if (on_device) {
-        RotatedInputs rotated(p, inputs);
-        row.samples = time_launches(kernel.memory, [&] {
-          rotated.bind_next(args);
-          kernel.run(args, workspace.data());
-        });
-        row.peak_flops = fp32_roof(gpu::device(), p);
-      } else {
-        row.samples = time_launches(kernel.memory, [&] { kernel.run(args, workspace.data()); });
-      }
-      row.seconds = median(row.samples);
-    }
+    row.verdict = row.right ? verdict.sentence + (kernel.gives_lse ? "" : ", O alone") : complaint;
   } catch (const gpu::Error& error) {
     row.right = false;
     row.verdict = std::string("failed: ") + error.what();

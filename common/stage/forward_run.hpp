@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One kernel on one problem: is it taken, does it fit, is it right, what does it move, how long does it take.
+/// One kernel on one problem: is it taken, does it fit, is it right, what does it move.
 
 #include <cstdint>
 #include <optional>
@@ -31,7 +31,7 @@ class ForwardCase {
   const attention::Inputs& inputs() const { return inputs_; }
 
   /// The accuracy rule on all rows, or on a fixed sample of them where `is_sampled`. Beside a sample, all of O must
-  /// still be finite and no LSE may be NaN.
+  /// still be finite and no LSE may be NaN. Without an LSE (an empty one) O is judged alone.
   attention::Verdict judge(std::span<const float> o, std::span<const float> lse);
 
  private:
@@ -40,14 +40,13 @@ class ForwardCase {
   std::optional<attention::ForwardYardstick> yardstick_;
 };
 
-/// Runs an admitted kernel once, checks O, LSE and the elements around them, compares the counts with the model, and
-/// times it if `bench`.
+/// Runs an admitted kernel once, checks O, LSE and the elements around them, and compares the counts with the model.
 ///
 /// A gpu::Error of the kernel becomes a row that is not right, so that the next kernel still runs.
-Row run_admitted(const ForwardKernel& kernel, ForwardCase& forward, bool bench);
+Row run_admitted(const ForwardKernel& kernel, ForwardCase& forward);
 
 /// The accuracy rule on `kSampledRows` rows: the first, the last, and others drawn with a fixed seed. The rows' errors
-/// are taken together before they are compared, as the rule does with all rows.
+/// are taken together before they are compared, as the rule does with all rows. An empty LSE is not judged.
 attention::Verdict judge_sample(const attention::Problem& p, const attention::Inputs& inputs, std::span<const float> o,
                                 std::span<const float> lse);
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -57,6 +58,7 @@ Json to_object(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions& emula
                  {"multiprocessors", machine.multiprocessors}};
   if (machine.emulated) {
     object["schedule_seed"] = emulator.schedule_seed;
+    object["shared_memory_limit"] = emulator.shared_memory_limit;
     object["delivery"] = emulator.delivery == gpu::Delivery::on_wait ? "on-wait" : "immediately";
     object["without"] = Json::array();
     for (const gpu::SourceLine& line : emulator.without) {
@@ -71,7 +73,43 @@ Json to_object(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions& emula
   return object;
 }
 
+Json to_object(const gpu::GlobalAccesses& accesses) {
+  return {{"bytes", accesses.bytes}, {"requests", accesses.requests}, {"sectors", accesses.sectors}};
+}
+
+Json to_object(const gpu::SharedAccesses& accesses) {
+  return {{"bytes", accesses.bytes},
+          {"requests", accesses.requests},
+          {"wavefronts", accesses.wavefronts},
+          {"conflicts", accesses.conflicts}};
+}
+
+Json to_object(const gpu::KernelCounts& counts) {
+  return {{"kernel", counts.kernel},
+          {"launches", counts.launches},
+          {"blocks", counts.blocks},
+          {"global_loads", to_object(counts.global_loads)},
+          {"global_stores", to_object(counts.global_stores)},
+          {"shared_loads", to_object(counts.shared_loads)},
+          {"shared_stores", to_object(counts.shared_stores)},
+          {"barriers", counts.barriers}};
+}
+
+Json number(const std::optional<Ratio>& ratio) {
+  if (!ratio) return nullptr;
+  return {{"median", number(ratio->median)}, {"low", number(ratio->low)}, {"high", number(ratio->high)}};
+}
+
+Json to_samples(const std::vector<double>& samples) {
+  Json list = Json::array();
+  for (const double seconds : samples)
+    list.push_back(number(std::strtod(fmt::format("{:.7g}", seconds).c_str(), nullptr)));
+  return list;
+}
+
 Json to_object(const Row& row) {
+  Json best_peer = number(row.best_peer);
+  if (row.best_peer) best_peer["name"] = row.best_peer_name;
   return {{"kernel", row.kernel},
           {"summary", row.summary},
           {"right", row.right},
@@ -85,11 +123,22 @@ Json to_object(const Row& row) {
           {"bytes_predicted", number(row.bytes_predicted)},
           {"workspace_bytes", number(row.workspace_bytes)},
           {"peak_bytes", number(row.peak_bytes)},
-          {"samples", row.samples}};
+          {"on_host", row.on_host},
+          {"is_peer", row.is_peer},
+          {"step_before", number(row.step_before)},
+          {"best_peer", best_peer},
+          {"samples", to_samples(row.samples)}};
 }
 
 std::optional<double> read_number(const Json& value) {
   return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+}
+
+std::optional<Ratio> read_ratio(const Json& value) {
+  if (value.is_null()) return std::nullopt;
+  return Ratio{.median = value.at("median").get<double>(),
+               .low = value.at("low").get<double>(),
+               .high = value.at("high").get<double>()};
 }
 
 Row read_row(const Json& object) {
@@ -108,7 +157,35 @@ Row read_row(const Json& object) {
   row.workspace_bytes = read_number(object.at("workspace_bytes"));
   row.peak_bytes = read_number(object.at("peak_bytes"));
   row.samples = object.at("samples").get<std::vector<double>>();
+  // Files from before there were rounds and peers have none of these.
+  row.on_host = object.value("on_host", !row.peak_flops);
+  row.is_peer = object.value("is_peer", false);
+  if (object.contains("step_before")) row.step_before = read_ratio(object.at("step_before"));
+  if (const Json peer = object.value("best_peer", Json(nullptr)); !peer.is_null()) {
+    row.best_peer = read_ratio(peer);
+    row.best_peer_name = peer.at("name").get<std::string>();
+  }
   return row;
+}
+
+/// Appends a value as it stands after `indent`, a newline and the blanks of its level.
+void append(std::string& out, const Json& value, const std::string& indent) {
+  const bool numbers =
+      value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& x) { return x.is_number(); });
+  if (!value.is_structured() || value.empty() || numbers) {
+    out += value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    return;
+  }
+  const std::string inside = indent + "  ";
+  out += value.is_object() ? '{' : '[';
+  bool first = true;
+  for (const auto& [key, item] : value.items()) {
+    out += (first ? "" : ",") + inside;
+    first = false;
+    if (value.is_object()) out += Json(key).dump(-1, ' ', false, Json::error_handler_t::replace) + ": ";
+    append(out, item, inside);
+  }
+  out += indent + (value.is_object() ? '}' : ']');
 }
 
 /// The file that `path` means: what a symbolic link points to, so that renaming does not replace the link.
@@ -130,6 +207,12 @@ std::string one_line(std::string text) {
   return text;
 }
 
+std::string to_text(const Json& json) {
+  std::string out;
+  append(out, json, "\n");
+  return out + '\n';
+}
+
 std::string to_json(const Results& results) {
   Json object = {{"format", kFormat},
                  {"chapter", {{"number", results.chapter_number}, {"name", results.chapter_name}}},
@@ -142,9 +225,21 @@ std::string to_json(const Results& results) {
                  {"tables", Json::object()}};
   for (const Row& row : results.rows) object["rows"].push_back(to_object(row));
   for (const auto& [name, value] : results.figures) object["figures"][name] = number(value);
+  for (const auto& [name, samples] : results.figure_samples) {
+    object["figure_samples"][name] = {{"work", number(samples.work)}, {"seconds", to_samples(samples.seconds)}};
+  }
   for (const auto& table : results.tables)
     object["tables"][table.name] = {{"header", table.header}, {"rows", table.rows}};
-  return object.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+  if (results.kernel_counts) {
+    object["kernel_counts"] = Json::array();
+    for (const gpu::KernelCounts& counts : *results.kernel_counts) object["kernel_counts"].push_back(to_object(counts));
+  }
+  for (const ProblemRows& line : results.grid) {
+    Json rows = Json::array();
+    for (const Row& row : line.rows) rows.push_back(to_object(row));
+    object["grid"].push_back({{"problem", to_object(line.problem)}, {"rows", rows}});
+  }
+  return to_text(object);
 }
 
 void check_writable(const std::string& path) {
@@ -202,6 +297,10 @@ Step read_step(const Json& object) {
   for (const auto& [name, table] : object.at("tables").items()) {
     step.tables.push_back({name, table.at("header").get<std::vector<std::string>>(),
                            table.at("rows").get<std::vector<std::vector<std::string>>>()});
+  }
+  const Json figures = object.value("figures", Json::object());
+  for (const auto& [name, value] : figures.items()) {
+    if (value.is_number()) step.figures[name] = value.get<double>();
   }
   return step;
 }

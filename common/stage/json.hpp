@@ -5,6 +5,7 @@
 /// Nothing in the file depends on the commit, the time or the path, so that two runs that came out the same compare
 /// equal.
 
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -16,6 +17,18 @@
 #include "common/stage/program.hpp"
 
 namespace stage {
+
+/// What a measured figure was made of.
+struct FigureSamples {
+  double work = 0;              ///< FLOPs or bytes of one launch
+  std::vector<double> seconds;  ///< of each launch
+};
+
+/// The rows of one problem.
+struct ProblemRows {
+  attention::Problem problem;
+  std::vector<Row> rows;
+};
 
 /// What a run recorded.
 struct Results {
@@ -33,13 +46,20 @@ struct Results {
   bool right = true;
   std::vector<Row> rows;
   std::vector<std::pair<std::string, double>> figures;
+  std::map<std::string, FigureSamples> figure_samples;  ///< of the measured ones, by the figure's name
   std::vector<Table> tables;
+  std::optional<std::vector<gpu::KernelCounts>> kernel_counts;  ///< with `--count`; empty where nothing counts
+  std::vector<ProblemRows> grid;                                ///< Chapter::bench_problems
 };
 
 /// The text with blanks for line breaks, since an error is one line.
 std::string one_line(std::string text);
 
-/// The results as text, two blanks a level, with a newline at the end. A figure that is not finite becomes null.
+/// JSON as text: two blanks a level, a list of numbers on one line, a newline at the end.
+std::string to_text(const nlohmann::ordered_json& json);
+
+/// The results as text. A figure that is not finite becomes null; samples have the seven digits of the fp32 numbers
+/// that GPU events give.
 std::string to_json(const Results& results);
 
 /// \throws BadArgument unless a file can be created in the path's folder and the path is free or an ordinary file.
@@ -57,6 +77,7 @@ struct Step {
   std::string problem_key;  ///< equal exactly for equal problems
   std::vector<Row> rows;
   std::vector<Results::Table> tables;  ///< empty if there are none
+  std::map<std::string, double> figures;
 };
 
 /// Reads the results of one chapter. \throws std::exception saying what is wrong with them.

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "common/attention/cost.hpp"
 #include "common/attention/problem.hpp"
@@ -39,6 +41,12 @@ struct ForwardKernel {
 
   /// Launches it. Does not wait.
   std::function<void(const attention::ForwardArgs<float>&, void* workspace)> run;
+
+  bool is_peer = false;   ///< of another library (peers.hpp): measured beside the chapter's kernels, not one of them
+  bool gives_lse = true;  ///< only a peer may give O alone
+  /// Brings the results of the last run to O and LSE. Only peers need it, which return arrays of their own; it is not
+  /// part of what is timed.
+  std::function<void(const attention::ForwardArgs<float>&)> fetch = {};
 };
 
 /// How tables name it: kernels on the host say so, since their time is not the device's.
@@ -46,7 +54,10 @@ inline std::string label(const ForwardKernel& kernel) {
   return kernel.memory == Memory::host ? kernel.name + " (CPU)" : kernel.name;
 }
 
-/// \throws Refused unless head_dim is one of 32, 64, 128: what the fp32 chapters are compiled for.
+/// \throws Refused unless the problem's head_dim is one of those.
+void require_head_dim(const std::string& kernel, const attention::Problem& p, const std::vector<int>& allowed);
+
+/// The same for 32, 64, 128: what the fp32 chapters are compiled for.
 void require_head_dim_32_64_128(const std::string& kernel, const attention::Problem& p);
 
 /// \throws Refused unless a block may have so many bytes of shared memory on this device, with both figures.
@@ -55,5 +66,9 @@ void require_shared_memory(const std::string& kernel, std::size_t bytes);
 /// What kernels need that load four floats at once. \throws Refused unless all rows of Q, K, V and O start at multiples
 /// of 16 bytes from the first one: strides that are multiples of 4.
 void require_16_byte_rows(const std::string& kernel, const attention::Problem& p);
+
+/// One kernel out of several that take one head_dim each: `kernels[d]` gets the problems of head_dim d, and others are
+/// refused. Name, summary and memory are those of the first.
+ForwardKernel by_head_dim(const std::map<int, ForwardKernel>& kernels);
 
 }  // namespace stage

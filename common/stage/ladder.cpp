@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,7 +30,20 @@ bool on_the_ladder(const Step& step) { return !step.problem.empty() && !step.row
 
 }  // namespace
 
+std::optional<double> measured_fp32_ceiling(const Step& step) {
+  const auto figure = step.figures.find("fp32_flops_per_second");
+  return figure == step.figures.end() ? std::nullopt : std::optional(figure->second);
+}
+
+std::string format_measured_share(const Row& row, const std::optional<double>& ceiling) {
+  return row.on_host ? "-" : format_share(row, ceiling);
+}
+
 Results::Table ladder_table(std::vector<Step> steps) {
+  std::map<std::string, double> ceilings;  // by machine
+  for (const Step& step : steps) {
+    if (const auto ceiling = measured_fp32_ceiling(step)) ceilings[step.machine] = *ceiling;
+  }
   std::erase_if(steps, [](const Step& step) { return !on_the_ladder(step); });
   std::vector<const Row*> rows;
   for (const Step& step : steps) {
@@ -40,29 +54,29 @@ Results::Table ladder_table(std::vector<Step> steps) {
       std::any_of(rows.begin(), rows.end(), [](const Row* row) { return row->bytes_counted.has_value(); });
   const bool one_machine = on_one_machine(steps);
 
-  std::vector<std::string> header = {"chapter",
-                                     "kernel",
-                                     "verdict",
-                                     "problem",
-                                     "machine",
-                                     "time",
-                                     "TFLOP/s",
-                                     "of roof",
-                                     "bytes counted",
-                                     "bytes predicted",
-                                     timed ? "faster" : "fewer bytes"};
+  std::vector<std::string> header = {"chapter",       "kernel",          "verdict",
+                                     "problem",       "machine",         "time",
+                                     "TFLOP/s",       "of roof",         "of measured fp32 ceiling",
+                                     "bytes counted", "bytes predicted", timed ? "× step before" : "fewer bytes",
+                                     "× best peer"};
   std::vector<std::vector<std::string>> cells;
   const Row* before = nullptr;
   const Step* step_before = nullptr;
   for (const Step& step : steps) {
     for (const Row& row : step.rows) {
+      if (row.is_peer) continue;
       const bool comparable =
           before && step_before->problem_key == step.problem_key && step_before->machine == step.machine;
-      const std::optional<double> ratio = comparable ? step_ratio(*before, row, timed) : std::nullopt;
-      cells.push_back({step.chapter, row.kernel, short_verdict(row), step.problem, one_machine ? "" : step.machine,
-                       row.seconds ? format_seconds(*row.seconds) : "-", format_teraflops(row),
-                       format_share_of_roof(row), format_count_or_dash(row.bytes_counted),
-                       counted || timed ? "-" : format_bytes_or_dash(row.bytes_predicted), format_ratio(ratio)});
+      const Row* above = comparable ? before : nullptr;
+      const std::string ratio =
+          timed ? format_step(above, row) : format_ratio(above ? step_ratio(*above, row, false) : std::nullopt);
+      const auto ceiling = ceilings.find(step.machine);
+      cells.push_back(
+          {step.chapter, row.kernel, short_verdict(row), step.problem, one_machine ? "" : step.machine,
+           row.seconds ? format_seconds(*row.seconds) : "-", format_teraflops(row), format_share_of_roof(row),
+           ceiling == ceilings.end() ? "-" : format_measured_share(row, ceiling->second),
+           format_count_or_dash(row.bytes_counted), counted || timed ? "-" : format_bytes_or_dash(row.bytes_predicted),
+           ratio, format_best_peer(row)});
       before = &row;
       step_before = &step;
     }

@@ -2,14 +2,23 @@
 /// \file
 /// The ladder: the results of several chapters in one table.
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "common/stage/json.hpp"
 
 namespace stage {
 
+/// FLOP/s of fp32 multiply-adds, if these are the results of chapter 00 on a GPU: what its program measured.
+std::optional<double> measured_fp32_ceiling(const Step& step);
+
+/// "56.7 %" of that ceiling; a dash for a kernel that ran on the host.
+std::string format_measured_share(const Row& row, const std::optional<double>& ceiling);
+
 /// A row per kernel, with the ratio to the row before where both solved the same problem on the same machine. Chapters
-/// that solve no attention problem are left out; no rows if all are.
+/// that solve no attention problem are left out, and so are peers, of which the ratio to the best is shown; no rows if
+/// all are left out.
 Results::Table ladder_table(std::vector<Step> steps);
 
 /// `ladder FILE...`: reads what chapters wrote with `--json` and prints a row per kernel, with the ratio to the row

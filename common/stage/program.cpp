@@ -9,8 +9,11 @@
 
 #include "common/gpu/emulation.hpp"
 #include "common/stage/command_line.hpp"
+#include "common/stage/counts_table.hpp"
+#include "common/stage/forward_bench.hpp"
 #include "common/stage/forward_run.hpp"
 #include "common/stage/json.hpp"
+#include "common/stage/peers.hpp"
 #include "common/stage/table.hpp"
 #include "common/stage/timing.hpp"
 
@@ -27,6 +30,9 @@ std::string describe(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions&
                                      : "emulator, plain build: results, no counts and no times";
   if (emulator.schedule_seed) text += fmt::format("; schedule seed {}", emulator.schedule_seed);
   if (emulator.delivery == gpu::Delivery::immediately) text += "; delivery immediately";
+  if (emulator.shared_memory_limit) {
+    text += fmt::format("; {} bytes of shared memory a block", emulator.shared_memory_limit);
+  }
   for (const gpu::SourceLine& line : emulator.without) text += fmt::format("; without {}:{}", line.file, line.line);
   return text;
 }
@@ -66,6 +72,7 @@ class Runner : public Program {
     results_.emulator = line.emulator;
     if (chapter.takes_problem) results_.problem = options_.problem;
     results_.seed = options_.seed;
+    if (options_.count) results_.kernel_counts.emplace();
   }
 
   /// The whole run. \return the exit code, but for what is thrown.
@@ -74,18 +81,24 @@ class Runner : public Program {
     gpu::reset_synchronisations_seen();
     print_header();
     if (!kernels_.empty()) {
-      std::vector<Row> all;
-      for (const ForwardKernel* kernel : kernels_) all.push_back(run_forward(*kernel));
-      rows(all);
+      find_peers();
+      std::vector<const ForwardKernel*> all = kernels_;
+      for (const ForwardKernel& peer : peers_) all.push_back(&peer);
+      rows(run_kernels(all, options_.problem, forward_));
+      run_grid(all);
     }
     if (options_.kernel.empty()) {
       for (const Section& section : chapter_.sections) {
+        if (options_.count && !section.counted) continue;
+        gpu::reset_counts();
         print(fmt::format("\n{}\n{}\n", section.title, std::string(section.title.size(), '-')));
         section.run(*this);
         note_synchronisations();
+        note_counts();
         clear_progress();
       }
     }
+    if (options_.count) show_counts();
     refuse_without_effect();
     results_.right = right_;
     if (options_.json == "-") {
@@ -110,6 +123,7 @@ class Runner : public Program {
   void rows(const std::vector<Row>& rows) override {
     results_.rows.insert(results_.rows.end(), rows.begin(), rows.end());
     print("\n" + rows_table(rows));
+    if (const std::string times = times_table(rows); !times.empty()) print("\n" + times);
     const auto& machine = gpu::device();
     const bool predicted =
         std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.bytes_predicted.has_value(); });
@@ -117,12 +131,15 @@ class Runner : public Program {
       said_how_to_count_ = true;
       print("\nBytes are predicted here; the checking build counts them (./learn run).\n");
     }
-    for (const Row& row : rows) {
-      if (!row.right) fail(fmt::format("{}: {}", row.kernel, row.verdict));
-    }
+    complain(rows);
   }
 
   void figure(const std::string& name, double value) override { results_.figures.emplace_back(name, value); }
+
+  void figure(const std::string& name, double value, const std::vector<double>& seconds, double work) override {
+    figure(name, value);
+    results_.figure_samples[name] = {.work = work, .seconds = seconds};
+  }
 
   void fail(const std::string& sentence) override {
     right_ = false;
@@ -137,26 +154,12 @@ class Runner : public Program {
   }
 
   Row run_forward(const ForwardKernel& kernel) override {
-    progress(fmt::format("{}: running", kernel.name));
-    Row row;
-    try {
-      admit(kernel, options_.problem);
-      if (!forward_) forward_.emplace(options_.problem, options_.seed);
-      row = run_admitted(kernel, *forward_, options_.bench);
-    } catch (const Refused& refusal) {
-      if (kernels_.size() == 1 && kernels_.front()->name == kernel.name) throw;
-      row.kernel = label(kernel);
-      row.summary = kernel.summary;
-      row.verdict = fmt::format("refused: {}", refusal.what());
-    }
-    clear_progress();
-    note_synchronisations();
-    return row;
+    return run_kernels({&kernel}, options_.problem, forward_).front();
   }
 
   std::vector<double> time(const std::function<void()>& launch) override {
     if (gpu::device().emulated) throw gpu::Error("a launch on the emulator has no time that says anything about a GPU");
-    return time_launches(Memory::device, launch);
+    return time_launches(device_clock(), launch);
   }
 
   /// Writes to standard error, after what was printed so far.
@@ -167,6 +170,82 @@ class Runner : public Program {
   }
 
  private:
+  /// Checks the kernels one after the other and, if asked, times those that are right in rounds.
+  std::vector<Row> run_kernels(const std::vector<const ForwardKernel*>& kernels, const attention::Problem& problem,
+                               std::optional<ForwardCase>& forward) {
+    std::vector<Row> rows;
+    for (const ForwardKernel* kernel : kernels) {
+      rows.push_back(run_kernel(*kernel, problem, forward));
+      note_synchronisations();
+    }
+    if (options_.bench && forward) {
+      progress("timing");
+      bench_forward(kernels, rows, *forward, Clocks{});
+      if (library_) library_->release();
+    }
+    clear_progress();
+    return rows;
+  }
+
+  Row run_kernel(const ForwardKernel& kernel, const attention::Problem& problem, std::optional<ForwardCase>& forward) {
+    progress(fmt::format("{}: running", kernel.name));
+    try {
+      admit(kernel, problem);
+      if (!forward) forward.emplace(problem, options_.seed);
+      Row row = run_admitted(kernel, *forward);
+      note_counts();
+      return row;
+    } catch (const Refused& refusal) {
+      const bool asked_for = &problem == &options_.problem;  // and not one of bench_problems
+      if (asked_for && kernels_.size() == 1 && kernels_.front()->name == kernel.name) throw;
+      Row row;
+      row.kernel = label(kernel);
+      row.summary = kernel.summary;
+      row.is_peer = kernel.is_peer;
+      row.on_host = kernel.memory == Memory::host;
+      row.verdict = fmt::format("refused: {}", refusal.what());
+      return row;
+    }
+  }
+
+  /// Loads the chapter's peers where times are asked for; says why if they are not to be had.
+  void find_peers() {
+    if (!options_.bench || chapter_.peers.empty()) return;
+    try {
+      library_.emplace(peer_library_path());
+      for (const std::string& name : chapter_.peers) peers_.push_back(library_->kernel(name));
+    } catch (const NoPeers& reason) {
+      peers_.clear();
+      say(wrap(fmt::format("No peers: {}.", reason.what())));
+    }
+  }
+
+  /// Checks and times all on the chapter's further problems.
+  void run_grid(const std::vector<const ForwardKernel*>& kernels) {
+    const bool problem_given = line_.batch || line_.heads_q || line_.heads_kv || line_.seqlen_q || line_.seqlen_kv ||
+                               line_.head_dim || line_.mask || line_.softmax_scale;
+    if (!options_.bench || problem_given || !options_.kernel.empty() || chapter_.bench_problems.empty()) return;
+    forward_.reset();  // its inputs would take memory all the while
+    for (const attention::Problem& problem : chapter_.bench_problems) {
+      progress(problem.describe());
+      std::optional<ForwardCase> forward;
+      results_.grid.push_back({problem, run_kernels(kernels, problem, forward)});
+      complain(results_.grid.back().rows);
+    }
+    const Results::Table grid = grid_table(results_.grid);
+    say("TFLOP/s, and in brackets the time of the best peer over the kernel's (above 1 the kernel is faster):");
+    table(grid.name, grid.header, grid.rows);
+  }
+
+  /// A kernel that is not right is this program's fault; a peer that is not right is reported.
+  void complain(const std::vector<Row>& rows) {
+    for (const Row& row : rows) {
+      if (row.right) continue;
+      const std::string sentence = fmt::format("{}: {}", row.kernel, row.verdict);
+      row.is_peer ? report("peer " + sentence) : fail(sentence);
+    }
+  }
+
   /// A problem that none of the kernels takes is refused before anything is printed or run.
   void refuse_early() const {
     std::string first;
@@ -188,6 +267,25 @@ class Runner : public Program {
         return other.line == line.line && other.file == line.file;
       });
       if (!known) seen_.push_back(line);
+    }
+  }
+
+  /// After each launch of a kernel and each section, since the next one starts the counts afresh.
+  void note_counts() {
+    if (options_.count) add_counts(*results_.kernel_counts, gpu::kernel_counts());
+  }
+
+  void show_counts() {
+    const std::string title = "Counts by kernel";
+    print(fmt::format("\n{}\n{}\n", title, std::string(title.size(), '-')));
+    const gpu::DeviceInfo& machine = gpu::device();
+    if (!machine.emulated) return say("The GPU's own counters count these launches: ./learn count reads them.");
+    if (!machine.checked) return say("Nothing is counted here: the checking build of the emulator counts.");
+    if (results_.kernel_counts->empty()) return say("No kernel was launched.");
+    for (const CountsTable& counts : counts_tables(*results_.kernel_counts)) {
+      table(counts.name, counts.header, counts.rows);
+      print("\n");
+      for (const std::string& line : counts.explanations) print(wrap(line, 2) + "\n");
     }
   }
 
@@ -237,6 +335,8 @@ class Runner : public Program {
   Options options_;
   EmulatorOptionsGuard emulator_guard_;
   std::vector<const ForwardKernel*> kernels_;
+  std::optional<PeerLibrary> library_;
+  std::vector<ForwardKernel> peers_;
   std::optional<ForwardCase> forward_;  // made when the first kernel runs
   Results results_;
   std::vector<gpu::SourceLine> seen_;  // synchronisations passed in the parts that are over

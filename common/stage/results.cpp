@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "common/stage/command_line.hpp"
+#include "common/stage/counts_markdown.hpp"
+#include "common/stage/ladder_plot.hpp"
 #include "common/stage/results_file.hpp"
 #include "common/stage/results_markdown.hpp"
 
@@ -20,14 +22,19 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kUsage =
-    "results merge FOLDER --date DATE --commit COMMIT --hashes FILE JSON...\n"
-    "  Collects what chapters wrote with --bench --json on one GPU in FOLDER/<gpu>.json.\n"
+    "results merge FOLDER --date DATE --commit COMMIT --hashes FILE [--seen FILE] JSON...\n"
+    "  Collects what chapters wrote with --bench --json on one GPU in FOLDER/<gpu>.json. --seen FILE holds what\n"
+    "  nvidia-smi said about clocks, power and temperature meanwhile.\n"
     "\n"
     "results tables ROOT --hashes FILE [--check]\n"
     "  Writes the tables made of ROOT/docs/results/*.json between the markers in ROOT/README.md and\n"
-    "  ROOT/chapters/*/README.md. --check: writes nothing, and ends with 1 if a table would change.\n"
+    "  ROOT/chapters/*/README.md, and ROOT/docs/counting.md if it is there. --check: writes nothing, and ends with 1\n"
+    "  if a table would change.\n"
     "\n"
-    "--hashes FILE holds what sha256sum prints of the kernel files, from ROOT.\n";
+    "results plot ROOT --hashes FILE --out FILE\n"
+    "  Writes a gnuplot script that draws the ladder of ROOT/docs/results/*.json; an empty file if nothing was timed.\n"
+    "\n"
+    "--hashes FILE holds what sha256sum prints of the kernel files and of the headers in common, from ROOT.\n";
 
 struct Arguments {
   std::vector<std::string> files;
@@ -76,16 +83,17 @@ KernelHashes read_hashes(const Arguments& arguments) {
 }
 
 int merge(const std::vector<std::string>& words) {
-  const Arguments arguments = parse(words, {"--date", "--commit", "--hashes"}, false);
+  const Arguments arguments = parse(words, {"--date", "--commit", "--hashes", "--seen"}, false);
   if (arguments.files.size() < 2) throw BadArgument("a folder and a file are needed; allowed: as --help says");
   const fs::path folder = arguments.files.front();
   if (!fs::is_directory(folder)) {
     throw BadArgument(fmt::format("'{}' is no folder; allowed: a folder for the results", folder.string()));
   }
+  const std::string seen = arguments.values.contains("--seen") ? read_text(arguments.value("--seen")) : "";
   std::string name;
   const std::string text =
       merge_results({arguments.files.begin() + 1, arguments.files.end()}, arguments.value("--date"),
-                    arguments.value("--commit"), read_hashes(arguments), name);
+                    arguments.value("--commit"), read_hashes(arguments), seen, name);
   write_atomically((folder / name).string(), text);
   fmt::print("Wrote {}.\n", (folder / name).string());
   return 0;
@@ -106,16 +114,47 @@ std::string with_region(const std::string& text, const Region& region, const std
   return text.substr(0, region.begin) + "\n" + body + "\n" + text.substr(region.end);
 }
 
-int tables(const std::vector<std::string>& words) {
-  const Arguments arguments = parse(words, {"--hashes"}, true);
+fs::path book_of(const Arguments& arguments) {
   if (arguments.files.size() != 1) throw BadArgument("one folder is needed, the book's; allowed: as --help says");
-  const fs::path root = arguments.files.front();
-  const KernelHashes present = read_hashes(arguments);
+  return arguments.files.front();
+}
 
+std::vector<MeasuredMachine> read_machines(const fs::path& root) {
   std::vector<MeasuredMachine> machines;
   for (const fs::path& path : entries(root / "docs" / "results")) {
-    if (path.extension() == ".json") machines.push_back(read_results(path.string()));
+    if (path.extension() == ".json" && !is_counts_file(path.string())) machines.push_back(read_results(path.string()));
   }
+  return machines;
+}
+
+/// The region of docs/counting.md.
+std::string read_counts_markdown(const fs::path& root, const KernelHashes& present) {
+  MachineCounts emulator;
+  std::vector<MachineCounts> gpus;
+  for (const fs::path& path : entries(root / "docs" / "results")) {
+    if (!is_counts_file(path.string())) continue;
+    MachineCounts counts = read_counts(path.string());
+    if (counts.machine.emulated) {
+      emulator = std::move(counts);
+    } else {
+      gpus.push_back(std::move(counts));
+    }
+  }
+  return counts_markdown(emulator, gpus, present);
+}
+
+int plot(const std::vector<std::string>& words) {
+  const Arguments arguments = parse(words, {"--hashes", "--out"}, false);
+  const fs::path root = book_of(arguments);
+  write_atomically(arguments.value("--out"), ladder_plot(read_machines(root), read_hashes(arguments)));
+  return 0;
+}
+
+int tables(const std::vector<std::string>& words) {
+  const Arguments arguments = parse(words, {"--hashes"}, true);
+  const fs::path root = book_of(arguments);
+  const KernelHashes present = read_hashes(arguments);
+  const std::vector<MeasuredMachine> machines = read_machines(root);
 
   // Everything is made before anything is written, so that a fault in one file leaves all as they are.
   std::vector<std::pair<fs::path, std::string>> changed;
@@ -131,6 +170,10 @@ int tables(const std::vector<std::string>& words) {
     const std::string name = folder.filename().string();
     rewrite(folder / "README.md", name.substr(0, name.find('_')),
             [&](const Region& region) { return chapter_markdown(machines, name, region.tables, present); });
+  }
+
+  if (const fs::path counting = root / "docs" / "counting.md"; fs::exists(counting)) {
+    rewrite(counting, "counts", [&](const Region&) { return read_counts_markdown(root, present); });
   }
 
   std::vector<std::string> names;
@@ -157,6 +200,7 @@ int results(int argc, const char* const* argv) {
     }
     const std::string command = words.empty() ? "" : words.front();
     if (command == "merge") return merge({words.begin() + 1, words.end()});
+    if (command == "plot") return plot({words.begin() + 1, words.end()});
     if (command == "tables") return tables({words.begin() + 1, words.end()});
     throw BadArgument(fmt::format("there is no command '{}'; allowed: merge, tables, --help", command));
   } catch (const BadArgument& error) {

@@ -19,11 +19,30 @@ constexpr int kFormat =
 constexpr const char* kChapterFiles = "files that chapters wrote with --bench --json on one GPU";
 constexpr const char* kResultsFiles = "files that ./learn bench wrote";
 
+/// \throws std::exception saying what is wrong.
+MeasuredMachine read_measured(const Json& object) {
+  if (object.at("format") != kFormat) throw std::runtime_error("its format is another than this program reads");
+  MeasuredMachine measured;
+  measured.machine = read_machine(object.at("machine"));
+  measured.date = object.at("date").get<std::string>();
+  measured.commit = object.at("commit").get<std::string>();
+  measured.common = object.value("common", std::map<std::string, std::string>());
+  const Json& chapters = object.at("chapters");
+  if (!chapters.is_array()) throw std::runtime_error("its chapters are no list");
+  for (const Json& chapter : chapters) {
+    measured.chapters.push_back({.folder = folder_of(chapter.at("chapter")),
+                                 .step = read_step(chapter),
+                                 .hashes = chapter.at("hashes").get<std::map<std::string, std::string>>()});
+  }
+  return measured;
+}
+
+}  // namespace
+
 std::string folder_of(const Json& chapter) {
   return chapter.at("number").get<std::string>() + "_" + chapter.at("name").get<std::string>();
 }
 
-/// "NVIDIA H200" is "nvidia-h200".
 std::string slug(const std::string& name) {
   std::string out;
   for (const char c : name) {
@@ -38,7 +57,6 @@ std::string slug(const std::string& name) {
   return out.empty() ? "gpu" : out;
 }
 
-/// The part of a chapter's machine that all chapters share; `built_for` may differ from one to the next.
 Json shared_machine(const Json& machine) {
   Json shared = machine;
   shared.erase("built_for");
@@ -55,41 +73,28 @@ gpu::DeviceInfo read_machine(const Json& object) {
   return machine;
 }
 
-/// \throws std::exception saying what is wrong.
-MeasuredMachine read_measured(const Json& object) {
-  if (object.at("format") != kFormat) throw std::runtime_error("its format is another than this program reads");
-  MeasuredMachine measured;
-  measured.machine = read_machine(object.at("machine"));
-  measured.date = object.at("date").get<std::string>();
-  measured.commit = object.at("commit").get<std::string>();
-  const Json& chapters = object.at("chapters");
-  if (!chapters.is_array()) throw std::runtime_error("its chapters are no list");
-  for (const Json& chapter : chapters) {
-    measured.chapters.push_back({.folder = folder_of(chapter.at("chapter")),
-                                 .step = read_step(chapter),
-                                 .hashes = chapter.at("hashes").get<std::map<std::string, std::string>>()});
-  }
-  return measured;
-}
-
-}  // namespace
-
 KernelHashes parse_hashes(const std::string& text, const std::string& source) {
   constexpr std::size_t kDigits = 64;
   KernelHashes hashes;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    // "<64 digits>  chapters/NN_name/file", with '*' for the second blank where a file was read as binary.
+    // "<64 digits>  chapters/NN_name/file" or "… common/path/file", with '*' for the second blank where a file was read
+    // as binary.
     const bool digits = line.find_first_not_of("0123456789abcdef") == kDigits;
     const bool separated = digits && line.size() > kDigits + 2 && line[kDigits] == ' ' &&
                            (line[kDigits + 1] == ' ' || line[kDigits + 1] == '*');
     const std::string path = separated ? line.substr(kDigits + 2) : "";
+    const std::string common = std::string(kCommon) + "/";
+    if (path.size() > common.size() && path.starts_with(common)) {
+      hashes[kCommon][path.substr(common.size())] = line.substr(0, kDigits);
+      continue;
+    }
     const std::size_t slash = path.rfind('/');
     const std::string prefix = "chapters/";
     if (!path.starts_with(prefix) || slash < prefix.size() || slash + 1 == path.size()) {
       throw BadArgument(
           fmt::format("the line '{}' in '{}' is no hash of a kernel file; allowed: what sha256sum prints of "
-                      "chapters/NN_name/FILE",
+                      "chapters/NN_name/FILE and common/PATH/FILE",
                       line, source));
     }
     hashes[path.substr(prefix.size(), slash - prefix.size())][path.substr(slash + 1)] = line.substr(0, kDigits);
@@ -98,7 +103,7 @@ KernelHashes parse_hashes(const std::string& text, const std::string& source) {
 }
 
 std::string merge_results(const std::vector<std::string>& paths, const std::string& date, const std::string& commit,
-                          const KernelHashes& hashes, std::string& file_name) {
+                          const KernelHashes& hashes, const std::string& seen, std::string& file_name) {
   const auto refuse = [](const std::string& path, const std::string& what) {
     throw BadArgument(fmt::format("'{}' {}; allowed: {}", path, what, kChapterFiles));
   };
@@ -130,11 +135,17 @@ std::string merge_results(const std::vector<std::string>& paths, const std::stri
     }
   }
 
-  Json merged = {
-      {"format", kFormat}, {"machine", machine}, {"date", date}, {"commit", commit}, {"chapters", Json::array()}};
+  Json merged = {{"format", kFormat}, {"machine", machine}, {"date", date}, {"commit", commit}};
+  if (!seen.empty()) {
+    merged["seen"] = Json::array();
+    std::istringstream lines(seen);
+    for (std::string line; std::getline(lines, line);) merged["seen"].push_back(line);
+  }
+  if (const auto common = hashes.find(kCommon); common != hashes.end()) merged["common"] = common->second;
+  merged["chapters"] = Json::array();
   for (const auto& [folder, chapter] : chapters) merged["chapters"].push_back(chapter);
   file_name = slug(machine.at("name").get<std::string>()) + ".json";
-  return merged.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+  return to_text(merged);
 }
 
 MeasuredMachine read_results(const std::string& path) {

@@ -10,11 +10,15 @@
 
 namespace stage {
 
-/// SHA-256 of the kernel files: folder of the chapter ("02_naive_gpu"), then file ("naive_attention.cuh").
+/// The folder of those headers that all kernels are compiled from.
+inline constexpr const char* kCommon = "common";
+
+/// SHA-256 of the kernel files: folder of the chapter ("02_naive_gpu"), then file ("naive_attention.cuh"). The headers
+/// in `common` stand under `kCommon`, by their path in it ("gpu/launch.cuh").
 using KernelHashes = std::map<std::string, std::map<std::string, std::string>>;
 
-/// Reads what `sha256sum chapters/NN_name/file…` printed. \throws BadArgument naming `source` and the line that is
-/// none.
+/// Reads what `sha256sum chapters/NN_name/file… common/path/file…` printed. \throws BadArgument naming `source` and the
+/// line that is none.
 KernelHashes parse_hashes(const std::string& text, const std::string& source);
 
 /// One chapter on one GPU.
@@ -28,17 +32,31 @@ struct MeasuredChapter {
 struct MeasuredMachine {
   gpu::DeviceInfo machine;
   std::string date, commit;
-  std::vector<MeasuredChapter> chapters;  ///< in the book's order
+  std::map<std::string, std::string> common;  ///< hashes of kCommon when it was measured; empty in older files
+  std::vector<MeasuredChapter> chapters;      ///< in the book's order
 };
 
 /// Collects files that chapters wrote with `--bench --json` on one GPU into one text, chapters in the book's order.
+/// \param seen what the GPU said about its clocks meanwhile, a line a look; kept as it is.
 /// \param[out] file_name of the results of this GPU, "nvidia-h200.json".
 /// \throws BadArgument for a file that is malformed, of the emulator, not right, of another GPU or of a chapter that
 /// came before, and for a chapter without a hash.
 std::string merge_results(const std::vector<std::string>& paths, const std::string& date, const std::string& commit,
-                          const KernelHashes& hashes, std::string& file_name);
+                          const KernelHashes& hashes, const std::string& seen, std::string& file_name);
 
 /// \throws BadArgument naming the file and what is wrong with it.
 MeasuredMachine read_results(const std::string& path);
+
+/// "NVIDIA H200" is "nvidia-h200".
+std::string slug(const std::string& name);
+
+/// "02_naive_gpu" of the JSON's `chapter`. \throws std::exception if it is malformed, like those below.
+std::string folder_of(const nlohmann::ordered_json& chapter);
+
+/// The JSON's `machine`, a GPU.
+gpu::DeviceInfo read_machine(const nlohmann::ordered_json& object);
+
+/// The part of a chapter's `machine` that all chapters share; `built_for` may differ from one to the next.
+nlohmann::ordered_json shared_machine(const nlohmann::ordered_json& machine);
 
 }  // namespace stage

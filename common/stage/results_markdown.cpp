@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
-#include <limits>
 #include <sstream>
 
 #include "common/attention/cost.hpp"
@@ -19,7 +17,10 @@ namespace {
 constexpr const char* kBeginMarker = "<!-- results:";
 constexpr const char* kEndMarker = "<!-- /results -->";
 constexpr const char* kStale = " (stale)";
-constexpr const char* kStaleMeaning = "Stale: the chapter's kernel files have changed since they were measured.\n";
+constexpr const char* kStaleMeaning =
+    "Stale: the chapter's kernel files, or the headers in common that kernels are compiled from, have changed since "
+    "they "
+    "were measured.\n";
 constexpr const char* kNothingYet =
     "There is no measurement yet: the table appears after `./learn bench` on a machine with a GPU.\n";
 
@@ -38,7 +39,8 @@ bool starts_like_a_number(const std::string& cell) {
   return cell == "-" || (cell.size() > sign && std::isdigit(static_cast<unsigned char>(cell[sign])));
 }
 
-/// A table as GitHub and Doxygen read it; numbers right-aligned, but for the first column, which names the row.
+}  // namespace
+
 std::string markdown_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
   const auto line = [&](const std::vector<std::string>& cells) {
     std::string out = "|";
@@ -57,8 +59,10 @@ std::string markdown_table(const std::vector<std::string>& header, const std::ve
   return out;
 }
 
+namespace {
+
 /// The same of a chapter's own table, whose cells are plain text.
-std::string markdown_table(const Results::Table& table, bool stale) {
+std::string own_table(const Results::Table& table, bool stale) {
   std::vector<std::string> header;
   for (const std::string& cell : table.header) header.push_back(escaped(cell));
   std::vector<std::vector<std::string>> rows;
@@ -69,6 +73,8 @@ std::string markdown_table(const Results::Table& table, bool stale) {
   }
   return markdown_table(header, rows);
 }
+
+}  // namespace
 
 std::string describe(const MeasuredMachine& measured) {
   const auto dash = measured.commit.find('-');
@@ -81,16 +87,22 @@ std::string describe(const MeasuredMachine& measured) {
                      measured.date, commit);
 }
 
-bool is_stale(const MeasuredChapter& chapter, const KernelHashes& present) {
+bool is_stale(const MeasuredMachine& measured, const MeasuredChapter& chapter, const KernelHashes& present) {
   const auto now = present.find(chapter.folder);
-  return now == present.end() || now->second != chapter.hashes;
+  if (now == present.end() || now->second != chapter.hashes) return true;
+  if (measured.common.empty()) return false;  // a file from before these headers were hashed
+  const auto common = present.find(kCommon);
+  return common == present.end() || common->second != measured.common;
 }
 
-std::string format_spread(const Row& row) {
-  if (row.samples.empty()) return "-";
-  return fmt::format("{} … {}", format_seconds(percentile(row.samples, 0.1)),
-                     format_seconds(percentile(row.samples, 0.9)));
+std::optional<double> measured_fp32_ceiling(const MeasuredMachine& measured) {
+  for (const MeasuredChapter& chapter : measured.chapters) {
+    if (const auto ceiling = measured_fp32_ceiling(chapter.step)) return ceiling;
+  }
+  return std::nullopt;
 }
+
+namespace {
 
 /// Bytes a second of a kernel that is not credited with FLOPs.
 std::string format_bandwidth(const Row& row) {
@@ -98,31 +110,62 @@ std::string format_bandwidth(const Row& row) {
   return fmt::format("{:.0f}", *row.bytes_predicted / *row.seconds / 1e9);
 }
 
-std::string rows_markdown(const std::vector<Row>& rows, bool stale) {
-  std::vector<std::string> header = {"kernel",  "verdict", "error",   "time",           "10th … 90th percentile",
-                                     "TFLOP/s", "GB/s",    "of roof", "bytes predicted"};
+std::string rows_markdown(const std::vector<Row>& rows, const std::optional<double>& ceiling, bool stale) {
+  std::vector<std::string> header = {"kernel",
+                                     "verdict",
+                                     "error",
+                                     "time",
+                                     "10th … 90th percentile",
+                                     "TFLOP/s",
+                                     "GB/s",
+                                     "of roof",
+                                     "of measured fp32 ceiling",
+                                     "× step before",
+                                     "× best peer",
+                                     "workspace",
+                                     "bytes predicted"};
   std::vector<std::vector<std::string>> cells;
-  std::string legend;
+  std::string legend, peer;
+  const bool any_workspace =
+      std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.workspace_bytes.value_or(0) > 0; });
+  bool in_rounds = false;
+  const Row* before = nullptr;
   for (const Row& row : rows) {
     const std::string name = "`" + row.kernel + "`";
+    // Bytes stand in for a time where nothing was timed.
+    const bool untimed = !row.seconds && row.error;
     cells.push_back({name + (stale ? kStale : ""), escaped(short_verdict(row)), format_error(row.error),
                      row.seconds ? format_seconds(*row.seconds) : "-", format_spread(row), format_teraflops(row),
-                     format_bandwidth(row), format_share_of_roof(row), format_bytes_or_dash(row.bytes_predicted)});
+                     format_bandwidth(row), format_share_of_roof(row), format_measured_share(row, ceiling),
+                     row.seconds ? format_step(before, row) : "-", format_best_peer(row),
+                     any_workspace ? format_bytes_or_dash(row.workspace_bytes) : "-",
+                     untimed ? format_bytes_or_dash(row.bytes_predicted) : "-"});
+    before = &row;
+    in_rounds = in_rounds || row.step_before;
+    if (row.best_peer) peer = row.best_peer_name;
     if (!row.summary.empty()) legend += "\n- " + name + ": " + escaped(row.summary);
     if (row.verdict.starts_with("refused")) legend += "\n- " + name + ": " + escaped(row.verdict);
+  }
+  if (in_rounds) {
+    legend +=
+        "\n- × step before: time of the row above over this one's, round by round; median (10th … 90th percentile)";
+  }
+  if (!peer.empty()) {
+    legend += "\n- × best peer: the same with the time of `" + peer + "`; above 1 the kernel is faster";
   }
   drop_empty_columns(header, cells);
   return markdown_table(header, cells) + legend + (legend.empty() ? "" : "\n");
 }
 
-std::string measured_chapter(const MeasuredChapter& chapter, const std::vector<std::string>& tables, bool stale) {
+std::string measured_chapter(const MeasuredChapter& chapter, const std::vector<std::string>& tables,
+                             const std::optional<double>& ceiling, bool stale) {
   std::string out;
   if (!chapter.step.problem.empty()) out += "\nProblem: " + escaped(chapter.step.problem) + ", fp32.\n";
-  if (!chapter.step.rows.empty()) out += "\n" + rows_markdown(chapter.step.rows, stale);
+  if (!chapter.step.rows.empty()) out += "\n" + rows_markdown(chapter.step.rows, ceiling, stale);
   for (const std::string& name : tables) {
     const auto& recorded = chapter.step.tables;
     const auto table = std::find_if(recorded.begin(), recorded.end(), [&](const auto& t) { return t.name == name; });
-    out += "\n" + (table != recorded.end() ? markdown_table(*table, stale)
+    out += "\n" + (table != recorded.end() ? own_table(*table, stale)
                                            : fmt::format("The table `{}` is not among these results.\n", name));
   }
   if (stale) out += std::string("\n") + kStaleMeaning;
@@ -130,15 +173,6 @@ std::string measured_chapter(const MeasuredChapter& chapter, const std::vector<s
 }
 
 }  // namespace
-
-double percentile(std::vector<double> samples, double share) {
-  if (samples.empty()) return std::numeric_limits<double>::quiet_NaN();
-  std::sort(samples.begin(), samples.end());
-  const double at = share * static_cast<double>(samples.size() - 1);
-  const auto below = static_cast<std::size_t>(at);
-  const std::size_t above = std::min(below + 1, samples.size() - 1);
-  return std::lerp(samples[below], samples[above], at - std::floor(at));
-}
 
 Region find_region(const std::string& text, const std::string& name, const std::string& path) {
   Region region;
@@ -180,7 +214,7 @@ std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const
     for (const MeasuredChapter& chapter : measured.chapters) {
       if (chapter.folder != folder) continue;
       out += (out.empty() ? "" : "\n") + describe(measured) +
-             measured_chapter(chapter, tables, is_stale(chapter, present));
+             measured_chapter(chapter, tables, measured_fp32_ceiling(measured), is_stale(measured, chapter, present));
     }
   }
   return out.empty() ? kNothingYet : out;
@@ -192,7 +226,7 @@ std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const 
     std::vector<Step> steps;
     bool any_stale = false;
     for (const MeasuredChapter& chapter : measured.chapters) {
-      const bool stale = is_stale(chapter, present);
+      const bool stale = is_stale(measured, chapter, present);
       steps.push_back(chapter.step);
       for (Row& row : steps.back().rows) row.kernel = "`" + row.kernel + "`" + (stale ? kStale : "");
       any_stale = any_stale || (stale && !chapter.step.problem.empty());

@@ -6,6 +6,7 @@
 /// `ladder`. Words after the number name tables that the chapter's program recorded and that are shown under its rows:
 /// `<!-- results:00 ceilings -->`.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,16 @@ std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const
 /// The ladder, a table a GPU.
 std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const KernelHashes& present);
 
-/// The sample below which `share` of the samples lie, by linear interpolation between the two nearest; NaN of none.
-double percentile(std::vector<double> samples, double share);
+/// A table as GitHub and Doxygen read it; numbers right-aligned, but for the first column, which names the row.
+std::string markdown_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
+
+/// GPU, driver, CUDA, date and commit: a line.
+std::string describe(const MeasuredMachine& measured);
+
+/// Whether the chapter's kernel files, or the headers that all kernels are made of, are others now.
+bool is_stale(const MeasuredMachine& measured, const MeasuredChapter& chapter, const KernelHashes& present);
+
+/// FLOP/s of fp32 multiply-adds by chapter 00; absent if the machine's results have none.
+std::optional<double> measured_fp32_ceiling(const MeasuredMachine& measured);
 
 }  // namespace stage

@@ -146,6 +146,16 @@ std::string format_bytes_or_dash(const std::optional<double>& bytes) {
 }
 std::string format_ratio(const std::optional<double>& ratio) { return ratio ? fmt::format("{:.2f}x", *ratio) : "-"; }
 
+std::string format_ratio(const Ratio& ratio) {
+  return fmt::format("{:.2f}x ({:.2f} … {:.2f})", ratio.median, ratio.low, ratio.high);
+}
+
+std::string format_spread(const Row& row) {
+  if (row.samples.empty()) return "-";
+  return fmt::format("{} … {}", format_seconds(percentile(row.samples, 0.1)),
+                     format_seconds(percentile(row.samples, 0.9)));
+}
+
 std::string format_teraflops(const Row& row) {
   if (!row.seconds || !row.flops) return "-";
   const double teraflops = *row.flops / *row.seconds / 1e12;
@@ -153,13 +163,22 @@ std::string format_teraflops(const Row& row) {
                          : fmt::format("{:.2f}", teraflops);  // a CPU's share is small
 }
 
-std::string format_share_of_roof(const Row& row) {
-  if (!row.seconds || !row.flops || !row.peak_flops) return "-";
-  return fmt::format("{:.1f} %", 100 * *row.flops / *row.seconds / *row.peak_flops);
+std::string format_share(const Row& row, const std::optional<double>& ceiling) {
+  if (!row.seconds || !row.flops || !ceiling) return "-";
+  return fmt::format("{:.1f} %", 100 * *row.flops / *row.seconds / *ceiling);
 }
 
+std::string format_share_of_roof(const Row& row) { return format_share(row, row.peak_flops); }
+
+std::string format_step(const Row* before, const Row& now) {
+  if (now.step_before) return format_ratio(*now.step_before);
+  return format_ratio(before ? step_ratio(*before, now, true) : std::nullopt);
+}
+
+std::string format_best_peer(const Row& row) { return row.best_peer ? format_ratio(*row.best_peer) : "-"; }
+
 std::optional<double> step_ratio(const Row& before, const Row& now, bool by_time) {
-  if (!before.right || !now.right) return std::nullopt;
+  if (!before.right || !now.right || before.is_peer || now.is_peer) return std::nullopt;
   const bool counted = before.bytes_counted && now.bytes_counted;
   const std::optional<double> was = by_time ? before.seconds : counted ? before.bytes_counted : before.bytes_predicted;
   const std::optional<double> is = by_time ? now.seconds : counted ? now.bytes_counted : now.bytes_predicted;
@@ -182,23 +201,20 @@ void drop_empty_columns(std::vector<std::string>& header, std::vector<std::vecto
 }
 
 std::string rows_table(const std::vector<Row>& rows) {
-  const bool timed = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.seconds.has_value(); });
   const bool counted =
       std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.bytes_counted.has_value(); });
   // Counted and predicted bytes are shown to the last digit, since they have to be equal.
   const auto bytes = counted ? format_count_or_dash : format_bytes_or_dash;
 
-  std::vector<std::string> header = {
-      "kernel",  "error",         "allowed",         "verdict",   "time",        "TFLOP/s",
-      "of roof", "bytes counted", "bytes predicted", "workspace", "peak memory", timed ? "faster" : "fewer bytes"};
+  std::vector<std::string> header = {"kernel",          "error",     "allowed",     "verdict",    "bytes counted",
+                                     "bytes predicted", "workspace", "peak memory", "fewer bytes"};
   std::vector<std::vector<std::string>> cells;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
     cells.push_back({row.kernel, format_error(row.error), format_error(row.allowed), short_verdict(row),
-                     row.seconds ? format_seconds(*row.seconds) : "-", format_teraflops(row), format_share_of_roof(row),
                      bytes(row.bytes_counted), bytes(row.bytes_predicted), format_bytes_or_dash(row.workspace_bytes),
                      format_bytes_or_dash(row.peak_bytes),
-                     format_ratio(i ? step_ratio(rows[i - 1], row, timed) : std::nullopt)});
+                     format_ratio(i ? step_ratio(rows[i - 1], row, false) : std::nullopt)});
   }
   drop_empty_columns(header, cells);
 
@@ -209,6 +225,39 @@ std::string rows_table(const std::vector<Row>& rows) {
     if (row.verdict.starts_with("refused")) legend += wrap(fmt::format("{}: {}", row.kernel, row.verdict), 2) + '\n';
   }
   return legend.empty() ? out : out + '\n' + legend;
+}
+
+std::string times_table(const std::vector<Row>& rows) {
+  std::vector<std::string> header = {"kernel",  "samples", "time",          "10th … 90th percentile",
+                                     "TFLOP/s", "of roof", "× step before", "× best peer"};
+  std::vector<std::vector<std::string>> cells;
+  std::string peer;
+  bool in_rounds = false;
+  const Row* before = nullptr;
+  for (const Row& row : rows) {
+    if (row.seconds) {
+      cells.push_back({row.kernel, fmt::format("{}", row.samples.size()), format_seconds(*row.seconds),
+                       format_spread(row), format_teraflops(row), format_share_of_roof(row), format_step(before, row),
+                       format_best_peer(row)});
+    }
+    if (row.best_peer) peer = row.best_peer_name;
+    in_rounds = in_rounds || row.step_before;
+    before = &row;
+  }
+  if (cells.empty()) return "";
+  drop_empty_columns(header, cells);
+
+  std::string legend;
+  if (in_rounds) {
+    legend += wrap(
+        "× step before: time of the row above over this one's, round by round; median (10th … 90th percentile)", 2);
+    legend += '\n';
+  }
+  if (!peer.empty()) {
+    legend += wrap(fmt::format("× best peer: the same with the time of {}; above 1 the kernel is faster", peer), 2);
+    legend += '\n';
+  }
+  return layout_table(header, cells) + (legend.empty() ? "" : '\n' + legend);
 }
 
 }  // namespace stage

@@ -1,7 +1,6 @@
 #include "common/stage/timing.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <string_view>
 
@@ -11,24 +10,11 @@
 namespace stage {
 namespace {
 
-constexpr int kWarmUpLaunches = 3;
-constexpr double kWarmUpSeconds = 0.1;  // long enough for the clock to leave its idle state
 constexpr std::size_t kMinSamples = 20;
+constexpr std::size_t kMinLongSamples = 5;  // of a kernel that takes more than kLongSeconds for them
+constexpr double kLongSeconds = 1.5;
 constexpr std::size_t kMaxSamples = 200;
 constexpr double kSampleSeconds = 1;
-
-template <class OneLaunch>
-std::vector<double> collect(const OneLaunch& seconds_of_one_launch) {
-  double warm = 0;
-  for (int i = 0; i < kWarmUpLaunches || (warm < kWarmUpSeconds && i < 1000); ++i) warm += seconds_of_one_launch();
-  std::vector<double> samples;
-  double spent = 0;
-  while (samples.size() < kMinSamples || (spent < kSampleSeconds && samples.size() < kMaxSamples)) {
-    samples.push_back(seconds_of_one_launch());
-    spent += samples.back();
-  }
-  return samples;
-}
 
 /// "NVIDIA H100 80GB HBM3" is "H100"; the PCIe, NVL and partitioned forms have other figures than the SXM's.
 bool is_machine(const gpu::DeviceInfo& device, std::string_view known) {
@@ -52,20 +38,19 @@ double median(std::vector<double> samples) {
   return samples.size() % 2 ? samples[middle] : (samples[middle - 1] + samples[middle]) / 2;
 }
 
-std::vector<double> time_launches(Memory memory, const std::function<void()>& launch) {
-  if (memory == Memory::host) {
-    return collect([&] {
-      const auto start = std::chrono::steady_clock::now();
-      launch();
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    });
+std::vector<double> time_launches(const Clock& clock, const std::function<void()>& launch) {
+  warm_up([&] { return clock(launch); });
+  std::vector<double> samples;
+  double spent = 0;
+  const auto enough = [&] {
+    if (spent > kLongSeconds) return samples.size() >= kMinLongSamples;
+    return samples.size() >= kMinSamples && (spent >= kSampleSeconds || samples.size() >= kMaxSamples);
+  };
+  while (!enough()) {
+    samples.push_back(clock(launch));
+    spent += samples.back();
   }
-  gpu::Stopwatch stopwatch;
-  return collect([&] {
-    stopwatch.start();
-    launch();
-    return stopwatch.stop_seconds();
-  });
+  return samples;
 }
 
 RotatedInputs::RotatedInputs(const attention::Problem& p, const attention::Inputs& inputs) {

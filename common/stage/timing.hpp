@@ -12,13 +12,13 @@
 #include "common/attention/problem.hpp"
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/device.hpp"
-#include "common/stage/kernel.hpp"
+#include "common/stage/rounds.hpp"
 
 namespace stage {
 
-/// Seconds of each launch: warm-up, then at least 20 samples, and more while they take less than a second in all.
-/// `Memory::device` is timed with the device's clock, `Memory::host` with the host's.
-std::vector<double> time_launches(Memory memory, const std::function<void()>& launch);
+/// Seconds of each launch of one kernel alone: warm-up, then at least 20 samples (5 of a slow one), and more while they
+/// take less than a second in all. What is to be compared is timed in rounds instead (rounds.hpp).
+std::vector<double> time_launches(const Clock& clock, const std::function<void()>& launch);
 
 /// Copies of Q, K and V in device memory, used in turn so that a launch finds its inputs in no cache.
 class RotatedInputs {

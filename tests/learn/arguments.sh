@@ -44,8 +44,8 @@ expect 0 './learn run' help
 expect 0 './learn test' --help
 expect 0 './learn test' run --help
 expect 2 './learn run'
-expect_refused 'run, test, bench, tables, help' fly
-expect_refused 'run, test, bench, tables, help' fly --emulator
+expect_refused 'run, test, bench, profile, count, tables, docs, help' fly
+expect_refused 'run, test, bench, profile, count, tables, docs, help' fly --emulator
 expect_refused 'there are: 00 01 02 03' run 99
 expect_refused 'there are: 00 01 02 03' run 04
 expect_refused 'there are: 00 01 02 03' test 99
@@ -58,6 +58,15 @@ expect_refused "'03' is too much" bench 03
 expect_refused 'says nothing about time' bench --emulator
 expect_refused "'--fast' is not an option" tables --fast
 expect_refused "'03' is too much" tables --check 03
+expect_refused 'there are: 00 01 02 03' profile
+expect_refused 'there are: 00 01 02 03' profile 99
+expect_refused "./learn profile 02 --causal" profile --causal
+expect_refused 'takes no --bench' profile 02 --bench
+expect_refused 'takes no --emulator' profile 02 --emulator
+expect_refused "'--fast' is not an option" count --fast
+expect_refused "'03' is too much" count --check 03
+expect_refused "'03' is too much" docs 03
+expect_refused 'takes no --emulator' docs --emulator
 
 # From another folder, and through a link.
 (cd "$folder" && ln -s "$learn" shortcut && ./shortcut help >/dev/null) || wrong "learn through a link"
@@ -73,16 +82,18 @@ stand_in() {
   printf '#!/bin/sh\n%s\n' "$2" >"$folder/bin/$1"
   chmod +x "$folder/bin/$1"
 }
+# expect_set_up STATUS TEXT [COMMAND]
 expect_set_up() {
   status=$1
   text=$2
   got=0
-  PATH=$folder/bin "$learn" run >"$folder/out" 2>"$folder/err" </dev/null || got=$?
+  PATH=$folder/bin "$learn" "${3:-run}" >"$folder/out" 2>"$folder/err" </dev/null || got=$?
   [ "$got" -eq "$status" ] || wrong "set-up: exit code $got, wanted $status"
   cat "$folder/out" "$folder/err" | grep -qF -- "$text" || wrong "set-up: does not say '$text'"
 }
 
 expect_set_up 1 'g++ is missing. The book needs'
+expect_set_up 1 'doxygen is missing.' docs
 
 stand_in dpkg-query 'exit 1'
 stand_in apt-get "echo \"apt-get \$*\" >>'$folder/apt'; exit 0"
@@ -98,6 +109,12 @@ grep -q 'apt-get .*update' "$folder/apt" || wrong 'no apt-get update'
 grep -q 'apt-get .*install --no-install-recommends g++ cmake' "$folder/apt" || wrong 'no apt-get install'
 grep -q 'libboost-context-dev  *the emulator' "$folder/out" || wrong 'does not say what a package is for'
 
+# The site needs two packages of its own, and no compiler.
+rm -f "$folder/apt"
+expect_set_up 1 'E: no such luck' docs
+grep -q 'apt-get .*install --no-install-recommends doxygen graphviz$' "$folder/apt" || wrong 'docs: other packages'
+if grep -q 'cmake' "$folder/apt"; then wrong 'docs: installs what it does not need'; fi
+
 # With everything there, no word about it and no call: it goes on to build, and stops for want of cmake.
 rm -f "$folder/apt"
 stand_in dpkg-query 'printf installed'
@@ -105,6 +122,18 @@ expect_set_up 1 'configuring'
 [ ! -e "$folder/apt" ] || wrong 'apt-get was called although nothing is missing'
 if grep -q Installing "$folder/out"; then wrong 'speaks of installing although nothing is missing'; fi
 [ ! -e "$folder/book/build/emulator-check/CMakeCache.txt" ] || wrong 'half a configuration is left'
+
+# --- The site ---------------------------------------------------------------------------------------------------------
+
+# Doxygen gets the chapters in their order, those without a text left out; what it complains about is shown, and learn fails.
+for chapter in 03_online_softmax 00_first_kernel 02_naive_gpu 01_naive_cpu; do
+  echo '# A chapter' >"$folder/book/chapters/$chapter/README.md"
+done
+stand_in doxygen 'grep subpage build/docs/pages/chapters.md; exit 1'
+ln -s "$(command -v grep)" "$folder/bin/grep"
+expect_set_up 1 'doxygen found fault' docs
+printf -- '- \\subpage chapters_%s\n' 00_first_kernel 01_naive_cpu 02_naive_gpu 03_online_softmax >"$folder/right"
+grep subpage "$folder/err" | cmp -s - "$folder/right" || wrong 'docs: not the chapters in their order'
 
 # --- What is built ----------------------------------------------------------------------------------------------------
 

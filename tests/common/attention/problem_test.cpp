@@ -10,6 +10,9 @@
 #include "tests/catch.hpp"
 
 using attention::contiguous_strides;
+using attention::KeyRange;
+using attention::keys_of_all;
+using attention::keys_of_any;
 using attention::kMaxSeqlen;
 using attention::kUnlimited;
 using attention::Mask;
@@ -172,6 +175,44 @@ TEST_CASE("windows are inclusive on both sides", "[C05]") {
   CHECK(visible_keys(both, 1, 129, 64).begin == 0);
   CHECK(visible_keys(both, 1, 129, 64).end == 1);
   for (int i = 1; i < 129; ++i) CHECK_FALSE(visible_keys(both, i, 129, 64).empty());
+}
+
+TEST_CASE("the keys that any and that all of some queries see") {
+  const int sides[] = {0, 1, 2, 5, 8, kUnlimited};
+  for (int seqlen_q = 1; seqlen_q <= 7; ++seqlen_q)
+    for (int seqlen_kv = 0; seqlen_kv <= 7; ++seqlen_kv)
+      for (const int left : sides)
+        for (const int right : sides)
+          for (int first = 0; first < seqlen_q; ++first)
+            for (int last = first; last < seqlen_q; ++last) {
+              const Mask mask = Mask::window(left, right);
+              CAPTURE(seqlen_q, seqlen_kv, left, right, first, last);
+              const KeyRange any = keys_of_any(mask, first, last, seqlen_q, seqlen_kv);
+              const KeyRange all = keys_of_all(mask, first, last, seqlen_q, seqlen_kv);
+              for (int key = 0; key < seqlen_kv; ++key) {
+                int seen_by = 0;
+                for (int query = first; query <= last; ++query) {
+                  const KeyRange keys = visible_keys(mask, query, seqlen_q, seqlen_kv);
+                  seen_by += key >= keys.begin && key < keys.end;
+                }
+                REQUIRE((key >= any.begin && key < any.end) == (seen_by > 0));
+                REQUIRE((key >= all.begin && key < all.end) == (seen_by == last - first + 1));
+              }
+              for (const KeyRange& keys : {any, all}) {
+                REQUIRE((keys.begin >= 0 && keys.begin <= keys.end && keys.end <= seqlen_kv));
+                if (keys.empty()) REQUIRE((keys.begin == 0 && keys.end == 0));
+              }
+            }
+}
+
+TEST_CASE("the keys of the longest sequences do not wrap") {
+  const int last = kMaxSeqlen - 1;
+  CHECK(keys_of_any(Mask::none(), 0, last, kMaxSeqlen, kMaxSeqlen).size() == kMaxSeqlen);
+  CHECK(keys_of_all(Mask::none(), 0, last, kMaxSeqlen, kMaxSeqlen).size() == kMaxSeqlen);
+  CHECK(keys_of_any(Mask::causal(), 0, last, kMaxSeqlen, kMaxSeqlen).size() == kMaxSeqlen);
+  CHECK(keys_of_all(Mask::causal(), 0, last, kMaxSeqlen, kMaxSeqlen).size() == 1);
+  CHECK(keys_of_any(Mask::none(), 0, 0, 1, kMaxSeqlen).size() == kMaxSeqlen);
+  CHECK(keys_of_any(Mask::none(), 0, last, kMaxSeqlen, 1).size() == 1);
 }
 
 TEST_CASE("visible pairs are exact") {

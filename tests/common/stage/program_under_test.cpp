@@ -13,6 +13,7 @@
 
 #include "common/attention/reference.hpp"
 #include "common/gpu/device.hpp"
+#include "common/stage/counts_file.hpp"
 #include "common/stage/ladder.hpp"
 #include "common/stage/results.hpp"
 
@@ -87,6 +88,8 @@ Outcome run(const stage::Chapter& chapter, const std::vector<std::string>& argum
 Outcome run_ladder(const std::vector<std::string>& arguments) { return caught("ladder", arguments, stage::ladder); }
 
 Outcome run_results(const std::vector<std::string>& arguments) { return caught("results", arguments, stage::results); }
+
+Outcome run_counts(const std::vector<std::string>& arguments) { return caught("counts", arguments, stage::counts); }
 
 stage::ForwardKernel host_kernel(const std::string& name) {
   stage::ForwardKernel kernel;

@@ -25,6 +25,9 @@ Outcome run_ladder(const std::vector<std::string>& arguments);
 /// Runs stage::results on these arguments.
 Outcome run_results(const std::vector<std::string>& arguments);
 
+/// Runs stage::counts on these arguments.
+Outcome run_counts(const std::vector<std::string>& arguments);
+
 /// A right kernel on the host: plain attention in fp32.
 stage::ForwardKernel host_kernel(const std::string& name);
 

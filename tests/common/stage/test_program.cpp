@@ -121,7 +121,8 @@ TEST_CASE("A device error is a row of its own, and the next kernel still runs", 
   failing.run = [](const Args&, void*) { throw gpu::Error("softmax.cuh:41: a barrier is missing\n  thread 3"); };
   const Outcome outcome = run(chapter_with({failing, host_kernel("plain")}), {});
   CHECK(outcome.code == 1);
-  CHECK_THAT(outcome.err, ContainsText("testing: failing (CPU): failed: softmax.cuh:41: a barrier is missing\n  thread 3"));
+  CHECK_THAT(outcome.err,
+             ContainsText("testing: failing (CPU): failed: softmax.cuh:41: a barrier is missing\n  thread 3"));
   CHECK_THAT(outcome.out, ContainsText("failed"));
   CHECK_THAT(outcome.out, ContainsText("right"));
 }
@@ -216,6 +217,7 @@ TEST_CASE("The JSON holds machine, problem, rows, figures and tables", "[stage]"
   chapter.sections = {{"Figures", [](stage::Program& program) {
                          program.figure("bytes_per_second", 4.5e12);
                          program.figure("undefined", std::numeric_limits<double>::infinity());
+                         program.figure("measured", 3e9, {0.002, 0.0021}, 6e6);
                          program.table("sizes", {"N", "bytes"}, {{"1", "2"}, {"3", "4"}});
                        }}};
   const std::string path = folder.file("results.json");
@@ -239,6 +241,10 @@ TEST_CASE("The JSON holds machine, problem, rows, figures and tables", "[stage]"
   CHECK(json["rows"][1]["peak_bytes"].get<double>() > 0);
   CHECK(json["figures"]["bytes_per_second"] == 4.5e12);
   CHECK(json["figures"]["undefined"].is_null());
+  CHECK(json["figures"]["measured"] == 3e9);
+  CHECK(json["figure_samples"]["measured"]["work"] == 6e6);
+  CHECK(json["figure_samples"]["measured"]["seconds"] == std::vector<double>{0.002, 0.0021});
+  CHECK(json["figure_samples"].size() == 1);
   CHECK(json["tables"]["sizes"]["rows"][1][0] == "3");
 
   const std::string first = read(path);
@@ -291,6 +297,35 @@ TEST_CASE("--bench on a GPU times each kernel", "[stage]") {
   }
 }
 
+TEST_CASE("--bench on a GPU takes peers and further problems in", "[stage]") {
+  if (gpu::device().emulated) return;
+  auto chapter = chapter_with({device_kernel("copied"), device_kernel("again")});
+  attention::Problem& p = chapter.gpu_problem;
+  p.heads_kv = p.heads_q;
+  p.seqlen_q = p.seqlen_kv = 64;
+  chapter.peers = {"pytorch_efficient_fp32", "pytorch_math_fp32"};
+  chapter.bench_problems = {p, p};
+  chapter.bench_problems[1].mask = attention::Mask::causal();
+  TemporaryFolder folder;
+  const Outcome outcome = run(chapter, {"--bench", "--json", folder.file("results.json")});
+  CHECK(outcome.code == 0);
+  const auto json = nlohmann::json::parse(read(folder.file("results.json")));
+  const bool peers = outcome.out.find("No peers: ") == std::string::npos;
+  REQUIRE(json["rows"].size() == (peers ? 4 : 2));
+  CHECK(json["rows"][0]["samples"].size() >= 40);
+  CHECK(json["rows"][1]["step_before"]["median"].get<double>() > 0);
+  CHECK(json["rows"][1]["best_peer"].is_null() != peers);
+  REQUIRE(json["grid"].size() == 2);
+  CHECK(json["grid"][1]["problem"]["window_right"] == 0);
+  CHECK(json["grid"][1]["rows"][1]["samples"].size() >= 40);
+  CHECK_THAT(outcome.out, ContainsText("causal"));
+  CHECK(json["tables"]["grid"]["rows"].size() == (peers ? 3 : 2));
+
+  // One problem that was asked for is the only one.
+  CHECK(run(chapter, {"--bench", "--seqlen-q", "65", "--json", folder.file("one.json")}).code == 0);
+  CHECK_FALSE(nlohmann::json::parse(read(folder.file("one.json"))).contains("grid"));
+}
+
 TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is right", "[stage]") {
   const attention::Mask mask =
       GENERATE(attention::Mask::none(), attention::Mask::causal(), attention::Mask::window(5, 2));
@@ -307,6 +342,7 @@ TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is 
   const auto right = stage::judge_sample(p, inputs, plain.o, plain.lse);
   CHECK(right.right);
   CHECK(right.sentence == "right (sample of 64 rows)");
+  CHECK(stage::judge_sample(p, inputs, plain.o, {}).right);  // of a peer that gives no LSE
 
   SECTION("a first visible key that is left out") {
     if (mask != attention::Mask::none()) return;
@@ -327,6 +363,7 @@ TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is 
     const auto verdict = stage::judge_sample(p, inputs, wrong.o, wrong.lse);
     CHECK_FALSE(verdict.right);
     CHECK_THAT(verdict.sentence, ContainsText("wrong in a sample of 64 rows, worst at batch "));
+    CHECK_FALSE(stage::judge_sample(p, inputs, wrong.o, {}).right);
   }
   SECTION("an LSE that is off everywhere") {
     for (float& l : plain.lse) l += 0.01f;

@@ -70,7 +70,7 @@ class Book {
   Outcome merge(const std::vector<std::string>& files) const {
     std::vector<std::string> words = {"merge",    file("docs/results"),     "--date",   "2001-02-03",
                                       "--commit", "0123456789abcdef-dirty", "--hashes", file("hashes")};
-    for (const std::string& name : files) words.push_back(file(name));
+    for (const std::string& name : files) words.push_back(name.ends_with(".json") ? file(name) : name);
     return run_results(words);
   }
   Outcome tables(const std::vector<std::string>& more = {}) const {
@@ -149,8 +149,10 @@ TEST_CASE("What is no measurement is not merged", "[stage]") {
   check_refused(book.merge({}), "a file are needed");
   write(book.file("hashes"), "abc  chapters/00_first/a.cuh\n");
   check_refused(book.merge({"0.json"}), "no hash of a kernel file");
-  write(book.file("hashes"), kHashA + "  common/a.cuh\n");
-  check_refused(book.merge({"0.json"}), "no hash of a kernel file");
+  for (const std::string path : {"docs/a.cuh", "common/", "common", "chapters/a.cuh"}) {
+    write(book.file("hashes"), kHashA + "  " + path + "\n");
+    check_refused(book.merge({"0.json"}), "no hash of a kernel file");
+  }
   CHECK(std::filesystem::is_empty(book.file("docs/results")));
 }
 
@@ -218,6 +220,102 @@ TEST_CASE("A changed kernel file makes its chapter's rows stale", "[stage]") {
   CHECK_THAT(book.chapter("02_second"), ContainsText("(stale)"));
 }
 
+TEST_CASE("A changed header in common makes all rows stale", "[stage]") {
+  const Book book;
+  const auto hash_common = [&](const std::string& hash) {
+    book.hash(kHashA);
+    write(book.file("hashes"), read(book.file("hashes")) + hash + "  common/gpu/launch.cuh\n");
+  };
+  hash_common(kHashA);
+  REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
+  const std::string path = book.file("docs/results/nvidia-test-9000.json");
+  CHECK(nlohmann::json::parse(read(path))["common"]["gpu/launch.cuh"] == kHashA);
+  REQUIRE(book.tables().code == 0);
+  CHECK(!contains(book.ladder(), "tale"));
+  CHECK(book.tables({"--check"}).code == 0);
+
+  hash_common(kHashB);
+  CHECK(book.tables({"--check"}).code == 1);
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(book.ladder(), ContainsText("| `first_kernel` (stale) |"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("| `second_kernel` (stale) |"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("headers in common"));
+
+  // A file from before these headers were hashed is judged by the kernel files alone.
+  auto older = nlohmann::json::parse(read(path));
+  older.erase("common");
+  write(path, older.dump());
+  REQUIRE(book.tables().code == 0);
+  CHECK(!contains(book.ladder(), "tale"));
+}
+
+TEST_CASE("What the GPU said about its clocks is kept", "[stage]") {
+  const Book book;
+  write(book.file("seen"), "before: clocks.sm: 345 MHz\nafter 00_first: clocks.sm: 1980 MHz\n");
+  REQUIRE(book.merge({"0.json", "--seen", book.file("seen")}).code == 0);
+  const auto merged = nlohmann::json::parse(read(book.file("docs/results/nvidia-test-9000.json")));
+  REQUIRE(merged["seen"].size() == 2);
+  CHECK(merged["seen"][1] == "after 00_first: clocks.sm: 1980 MHz");
+}
+
+TEST_CASE("Ratios, peers and chapter 00's measured ceiling are tabled", "[stage]") {
+  const Book book;
+  stage::Results ceilings = measured("00", "first", 1e-3);
+  ceilings.figures = {{"fp32_flops_per_second", 2.5e12}};
+  ceilings.figure_samples["fp32_flops_per_second"] = {.work = 2.5e9, .seconds = {1e-3, 0.00123456789}};
+  stage::Results results = measured("02", "second", 5e-4);
+  stage::Row next = results.rows[0], peer = results.rows[0], on_host = results.rows[0];
+  next.kernel = "next_kernel";
+  next.step_before = stage::Ratio{1.25, 1.2, 1.3};
+  next.best_peer = stage::Ratio{0.8, 0.75, 0.85};
+  next.best_peer_name = peer.kernel = "other_library";
+  next.workspace_bytes = 4096;
+  peer.is_peer = true;
+  on_host.kernel = "plain (CPU)";
+  on_host.on_host = true;
+  on_host.peak_flops.reset();
+  results.rows = {on_host, results.rows[0], next, peer};
+  results.grid = {{attention::Problem{}, results.rows}};
+  write(book.file("0.json"), stage::to_json(ceilings));
+  write(book.file("2.json"), stage::to_json(results));
+  REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
+
+  const std::string text = read(book.file("docs/results/nvidia-test-9000.json"));
+  CHECK_THAT(text, ContainsText("\"seconds\": [0.001,0.001234568]"));  // one line, seven digits
+  const auto merged = nlohmann::json::parse(text);
+  CHECK(merged["chapters"][0]["figure_samples"]["fp32_flops_per_second"]["work"] == 2.5e9);
+  CHECK(merged["chapters"][1]["rows"][2]["best_peer"]["name"] == "other_library");
+  CHECK(merged["chapters"][1]["rows"][2]["step_before"]["low"] == 1.2);
+  CHECK(merged["chapters"][1]["rows"][3]["is_peer"] == true);
+  CHECK(merged["chapters"][1]["grid"][0]["rows"].size() == 4);
+  CHECK(merged["chapters"][1]["grid"][0]["problem"]["batch"] == 1);
+
+  REQUIRE(book.tables().code == 0);
+  const std::string chapter = book.chapter("02_second");
+  CHECK_THAT(chapter, ContainsText("| of roof | of measured fp32 ceiling | × step before | × best peer | workspace |"));
+  CHECK_THAT(chapter, ContainsText("| 50.0 % | 80.0 % | 1.25x (1.20 … 1.30) | 0.80x (0.75 … 0.85) | 4.10 KB |"));
+  CHECK_THAT(chapter,
+             ContainsText("| `plain (CPU)` | right | 1.0e-07 | 500.0 us | 480.0 us … 520.0 us | 2.00 | - | - |"));
+  CHECK_THAT(chapter, ContainsText("| `other_library` |"));
+  CHECK_THAT(chapter, ContainsText("× best peer: the same with the time of `other_library`"));
+  CHECK_THAT(book.ladder(), ContainsText("| 1.25x (1.20 … 1.30) | 0.80x (0.75 … 0.85) |"));
+  CHECK(!contains(book.ladder(), "`other_library`"));
+
+  // A file from before there were rounds is read as it was.
+  auto older = merged;
+  for (auto& of_chapter : older["chapters"]) {
+    of_chapter.erase("figure_samples");
+    of_chapter.erase("grid");
+    for (auto& row : of_chapter["rows"]) {
+      for (const char* key : {"on_host", "is_peer", "step_before", "best_peer"}) row.erase(key);
+    }
+  }
+  write(book.file("docs/results/nvidia-test-9000.json"), older.dump());
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(book.chapter("02_second"), ContainsText("| `next_kernel` | right |"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("| 50.0 % | 80.0 % | 1.00x |"));
+}
+
 TEST_CASE("Markers or results that are not as they should be change nothing", "[stage]") {
   const Book book;
   REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
@@ -270,11 +368,4 @@ TEST_CASE("The results program answers a wrong command line", "[stage]") {
   const Outcome help = run_results({"--help"});
   CHECK(help.code == 0);
   CHECK_THAT(help.out, ContainsText("results merge"));
-}
-
-TEST_CASE("A percentile lies between the two nearest samples", "[stage]") {
-  CHECK(stage::percentile({3}, 0.1) == 3);
-  CHECK(stage::percentile({2, 1}, 0.5) == 1.5);
-  CHECK(stage::percentile({5, 1, 2, 3, 4}, 1) == 5);
-  CHECK(stage::percentile({5, 1, 2, 3, 4}, 0) == 1);
 }

@@ -1,6 +1,7 @@
 /// \file
 /// Tables as text.
 
+#include <algorithm>
 #include <sstream>
 
 #include "common/stage/table.hpp"
@@ -79,12 +80,26 @@ TEST_CASE("Rows: ratios to the row before, columns without figures left out", "[
 }
 
 TEST_CASE("Rows: times, TFLOP/s and the share of the roof", "[stage]") {
-  const std::string text = stage::rows_table({row("naive", 4e6, 2e-3), row("tiled", 1e6, 1e-3)});
-  CHECK_THAT(text, ContainsText("2.000 ms"));
+  stage::Row naive = row("naive", 4e6, 2e-3), tiled = row("tiled", 1e6, 1e-3);
+  CHECK(stage::times_table({row("naive", 4e6)}).empty());
+  naive.samples = {1.9e-3, 2e-3, 2.1e-3};
+  const std::string text = stage::times_table({naive, tiled});
+  CHECK_THAT(text, ContainsText("naive         3  2.000 ms  1.920 ms … 2.080 ms"));
   CHECK_THAT(text, ContainsText("1.00"));
   CHECK_THAT(text, ContainsText("50.0 %"));
   CHECK_THAT(text, ContainsText("2.00x"));
-  CHECK_THAT(text, ContainsText("faster"));
+  CHECK_THAT(text, ContainsText("× step before"));
+  CHECK(text.find("round by round") == std::string::npos);  // a ratio of medians
+  CHECK(text.find("peer") == std::string::npos);
+
+  tiled.step_before = stage::Ratio{2.1, 2.05, 2.15};
+  tiled.best_peer = stage::Ratio{0.98, 0.97, 0.99};
+  tiled.best_peer_name = "other_library";
+  const std::string rounds = stage::times_table({naive, tiled});
+  CHECK_THAT(rounds, ContainsText("2.10x (2.05 … 2.15)"));
+  CHECK_THAT(rounds, ContainsText("0.98x (0.97 … 0.99)"));
+  CHECK_THAT(rounds, ContainsText("round by round"));
+  CHECK_THAT(rounds, ContainsText("× best peer: the same with the time of other_library"));
 }
 
 TEST_CASE("Rows: the whole table fits 120 columns", "[stage]") {
@@ -99,6 +114,15 @@ TEST_CASE("Rows: the whole table fits 120 columns", "[stage]") {
     full->workspace_bytes = full->peak_bytes = 123456789;
     CHECK(longest_line(stage::rows_table({*full, *full, refused})) <= 120);
   }
+  timed.samples.assign(40, 2e-3);
+  timed.step_before = timed.best_peer = stage::Ratio{12.34, 12.33, 12.35};
+  timed.best_peer_name = "pytorch_efficient_fp32";
+  const auto width = [](const std::string& line) {  // in characters: an ellipsis is three bytes
+    return std::count_if(line.begin(), line.end(),
+                         [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+  };
+  std::istringstream lines(stage::times_table({timed, timed}));
+  for (std::string line; std::getline(lines, line);) CHECK(width(line) <= 120);
   const std::string text = stage::rows_table({emulated, refused});
   CHECK_THAT(text, ContainsText("picky: refused: picky does not take head_dim 48; allowed: 32, 64, 128\n"));
 }
@@ -109,4 +133,7 @@ TEST_CASE("No ratio to a row that is wrong or has no figure", "[stage]") {
   CHECK_FALSE(stage::step_ratio(wrong, row("x", 50), false).has_value());
   CHECK_FALSE(stage::step_ratio(row("x", 50), row("x", 50), true).has_value());
   CHECK(stage::step_ratio(row("x", 100), row("x", 50), false) == 2.0);
+  stage::Row peer = row("peer", 100);
+  peer.is_peer = true;
+  CHECK_FALSE(stage::step_ratio(peer, row("x", 50), false).has_value());
 }

@@ -123,6 +123,19 @@ TEST_CASE("C10 catches offsets in 32 bits", "[suite_can_fail][C10]") {
       failures_of(broken::row_attention_kernel(Variant::offsets_in_32_bits, "offsets_in_32_bits"), "C10").empty());
 }
 
+TEST_CASE("C12 catches batch entries or heads that are counted along y or z", "[suite_can_fail][C12]") {
+  for (const bool heads : {false, true}) {
+    stage::ForwardKernel kernel =
+        broken::row_attention_kernel(Variant::right, heads ? "heads_along_y" : "batch_along_z");
+    kernel.run = [heads, right = kernel.run](const attention::ForwardArgs<float>& args, void* workspace) {
+      const gpu::Extent grid(1, heads ? args.heads_q : 1, heads ? 1 : args.batch);
+      gpu::launch(broken::no_attention, {.grid = grid, .block = 1});
+      right(args, workspace);
+    };
+    CHECK_FALSE(failures_of(kernel, "C12").empty());
+  }
+}
+
 TEST_CASE("the checking build catches a wrong prediction of bytes", "[suite_can_fail]") {
   if (!gpu::device().checked) return;
   const Failures failures = failures_of(broken::row_attention_kernel(Variant::counts_wrong_bytes, "wrong_bytes"), "");

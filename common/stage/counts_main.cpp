@@ -1,0 +1,3 @@
+#include "common/stage/counts_file.hpp"
+
+int main(int argc, char** argv) { return stage::counts(argc, argv); }

@@ -1,0 +1,118 @@
+#include "common/stage/peers.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "common/gpu/device.hpp"
+#include "common/stage/command_line.hpp"
+
+namespace stage {
+namespace {
+
+using attention::Mask;
+using attention::Problem;
+using Args = attention::ForwardArgs<float>;
+using PeerFunction = int (*)(const BookPeerForward*, char*, std::size_t);
+
+BookPeerStrides peer_strides(const attention::Strides& strides) { return {strides.batch, strides.seq, strides.head}; }
+
+BookPeerForward peer_forward(const Args& args) {
+  return {.q = args.q_gmem,
+          .k = args.k_gmem,
+          .v = args.v_gmem,
+          .o = args.o_gmem,
+          .lse = args.lse_gmem,
+          .q_strides = peer_strides(args.q_strides),
+          .k_strides = peer_strides(args.k_strides),
+          .v_strides = peer_strides(args.v_strides),
+          .o_strides = peer_strides(args.o_strides),
+          .batch = args.batch,
+          .heads_q = args.heads_q,
+          .heads_kv = args.heads_kv,
+          .seqlen_q = args.seqlen_q,
+          .seqlen_kv = args.seqlen_kv,
+          .head_dim = args.head_dim,
+          .is_causal = args.mask == Mask::causal(),
+          .softmax_scale = args.softmax_scale};
+}
+
+/// Calls one of a peer's functions. \return its complaint; empty if it had none.
+std::string complaint_of(PeerFunction function, const Args& args) {
+  const BookPeerForward forward = peer_forward(args);
+  char sentence[1000] = "";
+  if (function(&forward, sentence, sizeof sentence) == 0) return "";
+  return sentence[0] ? sentence : "it gave no reason";
+}
+
+void require(const BookPeer& peer, const Problem& p) {
+  if (peer.element != BOOK_PEER_FP32) {
+    throw Refused(fmt::format("{} computes in another type than this chapter; allowed: peers in fp32", peer.name));
+  }
+  if (p.mask != Mask::none() && p.mask != Mask::causal()) {
+    throw Refused(fmt::format("{} does not take {}; allowed: no mask, causal", peer.name, p.mask.name()));
+  }
+  const Args args = attention::make_forward_args<float>(p, nullptr, nullptr, nullptr, nullptr, nullptr);
+  if (const std::string sentence = complaint_of(peer.require, args); !sentence.empty()) {
+    throw Refused(fmt::format("{} {}", peer.name, sentence));
+  }
+}
+
+void call(const BookPeer& peer, PeerFunction function, const Args& args) {
+  if (const std::string sentence = complaint_of(function, args); !sentence.empty()) {
+    throw gpu::Error(fmt::format("{}: {}", peer.name, sentence));
+  }
+}
+
+}  // namespace
+
+std::string peer_library_path() {
+#ifdef BOOK_PEER_LIBRARY
+  return BOOK_PEER_LIBRARY;
+#else
+  return "";
+#endif
+}
+
+PeerLibrary::PeerLibrary(const std::string& path) {
+  if (!std::filesystem::exists(path)) {
+    throw NoPeers(
+        "the build found no PyTorch with CUDA in this python3, or `./learn bench` has not built its peers yet");
+  }
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) throw NoPeers(fmt::format("the library of the peers cannot be loaded: {}", ::dlerror()));
+  const auto function = reinterpret_cast<BookPeersFunction>(::dlsym(library, "book_peers"));
+  if (function) peers_ = function();
+  if (!peers_ || peers_->interface_version != BOOK_PEER_INTERFACE) {
+    throw NoPeers(fmt::format("'{}' was built for another version of the book; build it again", path));
+  }
+}
+
+std::vector<std::string> PeerLibrary::names() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < peers_->count; ++i) names.push_back(peers_->peers[i].name);
+  return names;
+}
+
+const BookPeer& PeerLibrary::peer(const std::string& name) const {
+  for (int i = 0; i < peers_->count; ++i) {
+    if (peers_->peers[i].name == name) return peers_->peers[i];
+  }
+  throw NoPeers(fmt::format("{} has no peer '{}'; there are: {}", version(), name, join(names())));
+}
+
+ForwardKernel PeerLibrary::kernel(const std::string& name) const {
+  const BookPeer& peer = this->peer(name);
+  ForwardKernel kernel;
+  kernel.name = peer.name;
+  kernel.summary = fmt::format("{}, {}", version(), peer.summary);
+  kernel.is_peer = true;
+  kernel.gives_lse = peer.gives_lse != 0;
+  kernel.require = [&peer](const Problem& p) { require(peer, p); };
+  kernel.run = [&peer](const Args& args, void*) { call(peer, peer.run, args); };
+  kernel.fetch = [&peer](const Args& args) { call(peer, peer.fetch, args); };
+  return kernel;
+}
+
+}  // namespace stage

@@ -1,0 +1,3 @@
+#include "common/stage/profile.hpp"
+
+int main(int argc, char** argv) { return stage::profile(argc, argv); }

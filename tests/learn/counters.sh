@@ -1,0 +1,182 @@
+#!/bin/sh
+# Checks how ./learn profile, count and tables call ncu, gnuplot and the book's programs: sh counters.sh PATH_OF_LEARN
+#
+# It works on a copy among empty chapters; the GPU, ncu, gnuplot, cmake and all programs are stand-ins. Nothing is built.
+# shellcheck disable=SC2016  # Stand-ins are scripts in quotes.
+set -u
+unset BOOK_COMMIT
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+book=$folder/book
+mkdir "$book" "$folder/bin"
+cp "$1" "$book/learn"
+for chapter in 00_first_kernel 02_naive_gpu; do
+  mkdir -p "$book/chapters/$chapter"
+  : >"$book/chapters/$chapter/stage.cu"
+  echo "$chapter" >"$book/chapters/$chapter/a.cuh"
+done
+for header in gpu/a.cuh gpu/cuda/a.cuh kernel/a.cuh attention/problem.hpp; do
+  mkdir -p "$book/common/${header%/*}"
+  echo "$header" >"$book/common/$header"
+done
+failures=0
+
+wrong() {
+  echo "WRONG: $*"
+  cat "$folder/out" "$folder/err"
+  failures=$((failures + 1))
+}
+
+for tool in sh env cat cut date dirname grep mkdir mktemp mv readlink rm sed sha256sum tr; do
+  ln -s "$(command -v "$tool")" "$folder/bin/$tool"
+done
+
+# stand_in PATH SCRIPT
+stand_in() {
+  mkdir -p "${1%/*}"
+  printf '#!/bin/sh\n%s\n' "$2" >"$1"
+  chmod +x "$1"
+}
+for tool in cmake nvcc apt-get; do stand_in "$folder/bin/$tool" 'exit 0'; done
+stand_in "$folder/bin/nproc" 'echo 1'
+stand_in "$folder/bin/id" 'echo 1000'
+stand_in "$folder/bin/dpkg-query" 'case "$*" in *gnuplot*) exit 1 ;; esac; printf installed'
+
+# expect STATUS TEXT ARGUMENT...
+expect() {
+  status=$1
+  text=$2
+  shift 2
+  got=0
+  PATH=$folder/bin "$book/learn" "$@" >"$folder/out" 2>"$folder/err" </dev/null || got=$?
+  [ "$got" -eq "$status" ] || wrong "learn $*: exit code $got, wanted $status"
+  cat "$folder/out" "$folder/err" | grep -qF -- "$text" || wrong "learn $*: does not say '$text'"
+}
+
+# logged FILE TEXT: a stand-in was called so.
+logged() {
+  grep -qF -- "$2" "$folder/$1" || {
+    wrong "no call '$2' among"
+    cat "$folder/$1"
+  }
+}
+
+# --- Without a GPU, without ncu ---------------------------------------------------------------------------------------
+
+expect 2 'needs an NVIDIA GPU' profile 02
+stand_in "$folder/bin/nvidia-smi" 'echo "GPU 0: a stand-in"'
+if [ ! -x /usr/local/cuda/bin/ncu ] && [ ! -d /opt/nvidia/nsight-compute ]; then
+  expect 2 'it comes with the CUDA toolkit' profile 02
+  expect 2 'it comes with the CUDA toolkit' count
+fi
+
+# --- profile ----------------------------------------------------------------------------------------------------------
+
+# ncu runs what follows its options; it does not know one of the metrics.
+cat >"$folder/ncu" <<'NCU'
+log=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --log-file) log=$2; shift 2 ;;
+    --clock-control | --page | --print-units) shift 2 ;;
+    --metrics) metrics=$2; shift 2 ;;
+    --csv) shift ;;
+    *) break ;;
+  esac
+done
+case $metrics in
+  *odd__metric.*) echo '==ERROR== Failed to find metric regex:^odd__metric(\.sum)$' >"$log"; exit 1 ;;
+esac
+echo "counters: $metrics" >"$log"
+exec "$@"
+NCU
+stand_in "$folder/bin/ncu" "echo \"ncu \$*\" >>'$folder/calls'; $(cat "$folder/ncu")"
+stand_in "$book/build/cuda/common/profile" \
+  'case $1 in metrics) echo good__metric.sum,odd__metric.sum,odd__metrics.sum ;; *) echo "report of $2"; cat "$2" ;; esac'
+stand_in "$book/build/cuda/chapters/02_naive_gpu" "echo \"02 \$*\" >>'$folder/calls'; echo a table"
+
+expect 0 'report of' profile 02 --causal --kernel three_kernels
+logged calls 'ncu --clock-control none --csv --page raw --print-units base --metrics good__metric.sum,odd__metric.sum'
+logged calls '02 --causal --kernel three_kernels'
+grep -qx 'counters: good__metric.sum,odd__metrics.sum' "$folder/out" || wrong 'profile: the unknown metric was not left out'
+if grep -q 'a table' "$folder/out"; then wrong 'profile: shows what the program prints'; fi
+if grep -q nsys "$folder/out"; then wrong 'profile: speaks of nsys, which is not here'; fi
+
+stand_in "$folder/bin/nsys" 'case $1 in stats) echo "a line a kernel" ;; esac'
+expect 0 'a line a kernel' profile 02
+stand_in "$folder/bin/nsys" 'exit 1'
+expect 0 'made no timeline' profile 02
+rm "$folder/bin/nsys"
+
+stand_in "$book/build/cuda/chapters/02_naive_gpu" 'echo "naive_gpu: no such option" >&2; exit 2'
+expect 2 'naive_gpu: no such option' profile 02 --fast
+mv "$folder/bin/ncu" "$folder/bin/ncu_that_may"
+stand_in "$folder/bin/ncu" 'echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"; exit 1'
+expect 1 'run this as root' profile 02
+mv "$folder/bin/ncu_that_may" "$folder/bin/ncu"
+
+# --- count ------------------------------------------------------------------------------------------------------------
+
+for build in cuda emulator-check; do
+  stand_in "$book/build/$build/common/counts" "case \$1 in metrics) echo good__metric.sum ;; *) echo \"counts $build \$*\" >>'$folder/calls' ;; esac"
+  stand_in "$book/build/$build/common/results" "echo \"results $build \$*\" >>'$folder/calls'"
+  for chapter in 00_first_kernel 02_naive_gpu; do
+    stand_in "$book/build/$build/chapters/$chapter" "echo \"$build $chapter \$*\" >>'$folder/calls'; echo a table"
+  done
+done
+: >"$folder/calls"
+expect 0 'counting: 02_naive_gpu' count
+logged calls "cuda 02_naive_gpu --count --json $book/build/cuda/counts/02_naive_gpu.json"
+logged calls 'counts cuda gpu docs/results --date 2'
+logged calls ' --commit unknown --hashes build/kernel_hashes_counted build/cuda/counts/00_first_kernel.json build/cuda/counts/00'
+logged calls 'results cuda tables . --hashes build/kernel_hashes'
+if grep -q 'a table' "$folder/out"; then wrong 'count: shows what the programs print'; fi
+
+: >"$folder/calls"
+expect 0 'counting: 02_naive_gpu' count --check
+logged calls 'counts emulator-check emulator docs/results/emulator-counts.json --check build/emulator-check/counts/00_first'
+if grep -q 'tables\|cuda' "$folder/calls"; then wrong 'count --check: does more than look'; fi
+: >"$folder/calls"
+expect 0 'counting: 02_naive_gpu' count --emulator
+logged calls 'counts emulator-check emulator docs/results/emulator-counts.json build/emulator-check/counts/00_first_kernel'
+logged calls 'results emulator-check tables .'
+stand_in "$book/build/emulator-check/chapters/02_naive_gpu" 'echo "naive_gpu: wrong" >&2; exit 1'
+expect 1 'naive_gpu: wrong' count --emulator
+
+# --- The plot ---------------------------------------------------------------------------------------------------------
+
+# results_program STATUS SCRIPT: ends so on tables, and plots that script.
+results_program() {
+  stand_in "$book/build/emulator/common/results" "case \$1 in plot) printf '%s' '$2' >\"\$6\" ;; *) exit $1 ;; esac"
+}
+picture=$book/docs/figures/ladder.svg
+results_program 0 ''
+expect 0 '' tables
+[ ! -e "$picture" ] || wrong 'tables: drew what was not measured'
+
+results_program 0 'a script'
+expect 1 'does not show docs/results' tables --check
+expect 0 'was not drawn, because gnuplot is missing' tables
+[ ! -e "$picture" ] || wrong 'tables: a picture without gnuplot'
+stand_in "$folder/bin/gnuplot" 'printf "%s\n" "<?xml?>" "<svg>"; cat "$1"; exit 0'
+expect 0 'Drew docs/figures/ladder.svg' tables
+head -1 "$picture" | grep -qx '<?xml?>' || wrong 'tables: the XML declaration is not the first line'
+sed -n 2p "$picture" | grep -q '^<!-- drawn from [0-9a-f]\{64\} -->$' || wrong 'tables: the second line is no mark'
+expect 0 '' tables --check
+expect 0 '' tables
+if grep -q Drew "$folder/out"; then wrong 'tables: drew what was there'; fi
+rm "$folder/bin/gnuplot"
+expect 0 '' tables --check
+results_program 0 'another script'
+expect 1 'does not show docs/results' tables --check
+results_program 1 'a script'
+expect 1 '' tables --check
+results_program 2 'a script'
+expect 2 '' tables
+
+if [ "$failures" -ne 0 ]; then
+  echo "$failures wrong"
+  exit 1
+fi
+echo 'learn: profile, count and the plot as they should be'

@@ -77,7 +77,8 @@ attention::Traffic q_outer_traffic(const attention::Problem& p) {
 template <class Tile>
 stage::ForwardKernel q_outer(const std::string& name) {
   return {.name = name,
-          .summary = "Q outside: O, m and l stay in registers and shared memory",
+          .summary = std::string("Q outside: O, m and l stay in registers and shared memory") +
+                     (Tile::kPadding == 0 ? "; rows of K and S without padding" : ""),
           .memory = stage::Memory::device,
           .require = [name](const attention::Problem& p) { require_tile<Tile>(name, p); },
           .traffic = q_outer_traffic<Tile>,

@@ -32,7 +32,7 @@ namespace warp_shuffle {
 template <int kHeadDim_>
 struct SplitTile {
   static constexpr int kHeadDim = kHeadDim_, kThreads = 128, kLanes = kHeadDim / 8;
-  using RowLanes = Lanes<kLanes, 2>;
+  using RowLanes = Lanes<kLanes, 2>;  ///< neighbours, of different rows, load the same element of K and V
   static constexpr int kWarps = kThreads / gpu::kWarpSize;
   static constexpr int kRows = 8;  ///< of a thread: group, group + kGroups, …
   static constexpr int kGroups = gpu::kWarpSize / kLanes;

@@ -1,21 +1,150 @@
 /// \file
-/// Chapter 05: shuffles, register tiles. `./learn run 05`.
+/// Chapter 05: shuffles, register tiles, exp2. `./learn run 05`, or with a problem of your own:
+/// `./learn run 05 --causal --seqlen-q 100 --seqlen-kv 1000 --head-dim 128`.
+
+#include <cstdio>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "chapters/05_warp_shuffle/kernels.hpp"
+#include "chapters/05_warp_shuffle/model.hpp"
+#include "chapters/05_warp_shuffle/reductions.cuh"
+#include "common/gpu/buffer.hpp"
+#include "common/gpu/emulation.hpp"
 #include "common/stage/program.hpp"
+
+namespace {
+
+using attention::Mask;
+using attention::Problem;
+using warp_shuffle::kShown, warp_shuffle::kSteps;
+using warp_shuffle::Reductions;
+using warp_shuffle::TileWork;
+using Table = std::vector<std::vector<std::string>>;
+
+template <class... Values>
+std::string text(const char* format, Values... values) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, values...);
+  return buffer;
+}
+
+/// Butterfly and shfl_down, lane by lane.
+void show_reductions(stage::Program& program) {
+  gpu::DeviceBuffer<Reductions> shown_gmem(1, "lanes");
+  gpu::launch(warp_shuffle::reductions_kernel, {.grid = 1, .block = gpu::kWarpSize}, shown_gmem.data());
+  const Reductions shown = shown_gmem.download().front();
+  const auto table = [](const float(&steps)[kSteps + 1][kShown], const char* name) {
+    Table rows;
+    for (int step = 0, bit = kShown / 2; step <= kSteps; ++step) {
+      rows.push_back({step == 0 ? "start" : text(name, bit)});
+      if (step > 0) bit /= 2;
+      for (const float x : steps[step]) rows.back().push_back(text("%.0f", x));
+    }
+    return rows;
+  };
+  std::vector<std::string> header{"sum over 8 lanes"};
+  for (int lane = 0; lane < kShown; ++lane) header.push_back(text("lane %d", lane));
+  program.say("The butterfly: a lane adds what its partner holds, and the partner adds the same the other way round.");
+  program.table("butterfly", header, table(shown.butterfly, "+ lane ^ %d"));
+  program.say("Down: a lane adds what a lane further up holds; past the last lane, its own. Lane 0 alone is right.");
+  program.table("down", header, table(shown.down, "+ lane + %d"));
+  constexpr float kSum = kShown * (kShown + 1) / 2;
+  bool right = shown.for_first[0] == kSum && shown.down[kSteps][0] == kSum;
+  for (int lane = 0; lane < kShown; ++lane) {
+    right = right && shown.for_all[lane] == kSum && shown.butterfly[kSteps][lane] == kSum;
+  }
+  if (!right) program.fail("a sum over 8 lanes is not 36");
+}
+
+/// Calls f with the problem's head_dim as a constant.
+template <class F>
+auto for_head_dim(const Problem& p, F f) {
+  if (p.head_dim == 32) return f(std::integral_constant<int, 32>());
+  if (p.head_dim == 64) return f(std::integral_constant<int, 64>());
+  return f(std::integral_constant<int, 128>());
+}
+
+/// What a thread executes for a tile, and what follows for the speed.
+void show_work(stage::Program& program) {
+  Table rows;
+  const std::vector<TileWork> works =
+      for_head_dim(program.options().problem, [](auto d) { return warp_shuffle::tile_works<d()>(); });
+  for (const TileWork& w : works) {
+    rows.push_back({w.kernel, text("%d", w.br), text("%d", w.bc), text("%d", w.multiply_adds), text("%d", w.loads),
+                    text("%d", w.stores), text("%d", w.shuffles), text("%d", w.exponentials),
+                    text("%.2f", double(w.loads) / w.multiply_adds), text("%.0f", w.multiply_cycles()),
+                    text("%.0f", w.data_cycles()), text("%.0f", w.issue_cycles()), text("%.0f %%", 100 * w.bound())});
+  }
+  program.say(
+      "By formula: what a thread executes for a tile, loads and stores of shared memory alone. Cycles: how long a "
+      "warp\n"
+      "keeps the FMA units, the path to shared memory (which moves shuffles, too) and the schedulers busy for that.\n"
+      "At most: the share of the FMA peak that this leaves.");
+  program.table("work",
+                {"kernel", "Br", "Bc", "FMA", "loads", "stores", "shuffles", "exp", "loads / FMA", "FMA cycles",
+                 "data cycles", "issue cycles", "at most"},
+                rows);
+}
+
+/// Requests and wavefronts of shared memory, counted, beside the formula.
+void show_counts(stage::Program& program) {
+  if (!gpu::device().checked) return program.say("The checking build of the emulator counts them (./learn run 05).");
+  Table rows;
+  const gpu::EmulatorOptions before = gpu::emulator_options();
+  gpu::EmulatorOptions counting = before;
+  counting.count_requests = true;
+  gpu::set_emulator_options(counting);
+  for (const stage::ForwardKernel& kernel : warp_shuffle::shuffle_kernels()) {
+    program.run_forward(kernel);
+    for (const gpu::KernelCounts& c : gpu::kernel_counts()) {
+      rows.push_back({kernel.name});
+      for (const gpu::SharedAccesses& a : {c.shared_loads, c.shared_stores}) {
+        rows.back().push_back(text("%.0f", double(a.requests)));
+        rows.back().push_back(a.requests ? text("%.2f", double(a.wavefronts) / double(a.requests)) : "-");
+        rows.back().push_back(text("%.0f", double(a.conflicts)));
+      }
+      rows.back().push_back(text("%.0f", double(c.barriers)));
+    }
+  }
+  gpu::set_emulator_options(before);
+  if (rows.empty()) return program.say("No kernel was launched.");
+  program.say("Instructions of warps on shared memory, and what they cost by the rule of the banks:");
+  program.table("shared_memory",
+                {"kernel", "shared loads", "wavefronts / load", "conflicts", "shared stores", "wavefronts / store",
+                 "conflicts", "barriers"},
+                rows);
+}
+
+/// Tiles that step 3 visits.
+void show_tiles(stage::Program& program) {
+  const Problem& p = program.options().problem;
+  Table rows;
+  for (const Mask mask : {Mask::none(), Mask::causal(), Mask::window(p.seqlen_kv / 8, 0)}) {
+    const warp_shuffle::TileCounts tiles =
+        for_head_dim(p, [&](auto d) { return warp_shuffle::count_tiles<d()>(mask, p.seqlen_q, p.seqlen_kv); });
+    rows.push_back({mask.name(), text("%d", tiles.all), text("%d", tiles.all - tiles.visited),
+                    text("%d", tiles.visited - tiles.masked), text("%d", tiles.masked)});
+  }
+  program.say("Tiles of one head's S at the problem's lengths:");
+  program.table("tiles", {"mask", "tiles", "skipped", "visited, no mask", "visited, masked"}, rows);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   stage::Chapter chapter;
   chapter.number = "05";
   chapter.name = "warp_shuffle";
-  chapter.idea = "a row's maximum and sum inside a warp";
-  chapter.gpu_problem.heads_q = chapter.gpu_problem.heads_kv = 16;
-  chapter.gpu_problem.seqlen_q = chapter.gpu_problem.seqlen_kv = 4096;
-  chapter.gpu_problem.head_dim = 64;
-  chapter.emulator_problem.heads_q = 2;
-  chapter.emulator_problem.heads_kv = 1;
-  chapter.emulator_problem.seqlen_q = chapter.emulator_problem.seqlen_kv = 192;
-  chapter.emulator_problem.head_dim = 64;
+  chapter.idea = "A row's maximum and sum inside a warp, and S, P and O in registers.";
+  chapter.gpu_problem = {.heads_q = 16, .heads_kv = 16, .seqlen_q = 8192, .seqlen_kv = 8192, .head_dim = 128};
+  chapter.emulator_problem = {.heads_q = 2, .heads_kv = 1, .seqlen_q = 192, .seqlen_kv = 192, .head_dim = 64};
   chapter.forward = warp_shuffle::shuffle_kernels();
+  chapter.peers = {"pytorch_efficient_fp32"};
+  chapter.sections = {{"Two ways to add up", show_reductions},
+                      {"A tile on paper", show_work},
+                      {"Shared memory, counted", show_counts},
+                      {"Tiles under a mask", show_tiles}};
   return stage::run(argc, argv, chapter);
 }

@@ -9,7 +9,7 @@
 /// Grid: a block of 256 threads for 64 rows of Q, a query head and a batch entry.
 ///
 /// Registers a thread: 8 elements of S and P, head_dim / 4 of O. Shared memory: one tile of Q, K and V each. Device
-/// memory: Q, K, V, O, LSE. Bytes: shuffle_traffic(). FLOPs: 4 · 64 · 32 · head_dim a tile.
+/// memory: Q, K, V, O, LSE. Bytes: q_outer_traffic(). FLOPs: 4 · 64 · 32 · head_dim a tile.
 ///
 /// Source: CUDA C++ Programming Guide, "Warp Shuffle Functions"; Dao, "FlashAttention-2" (2023), section 3.3, for
 /// giving rows, not keys, to the warps.

@@ -2,15 +2,16 @@
 /// \file
 /// Step 3: less work beside the products.
 ///
-///   - exp(x) = 2^(x · log₂ e), and 2ˣ is what the hardware computes. The factor goes, with the softmax scale, into Q
-///   when
-///     it is loaded: head_dim products a row instead of one for each key. Scores and m are then in units of log₂.
+///   - exp(x) = 2^(x · log₂ e), and 2ˣ is what the hardware computes. The factor is folded with the softmax scale into
+///   one,
+///     and the multiplication with the subtraction of the maximum: p = 2^(s · factor − m · factor), one FMA and one
+///     exp2. Scores and m stay unscaled.
 ///   - Each lane keeps a sum of its own, over the keys that it has seen; the lanes add them up once, at the end.
 ///   - Tiles of which the mask shows nothing are skipped, and the mask is applied only in tiles that it cuts. The
-///   longest
-///     tiles of a causal problem start first.
+///     rows of a causal problem that see the most keys start first.
 ///
-/// Grid, registers and shared memory as in step 2. Bytes: visited_traffic().
+/// Grid, registers and shared memory as in step 2. Bytes: visited_traffic(). FLOPs: 4 · Br · Bc · head_dim a tile that
+/// is visited.
 ///
 /// Source: Dao, "FlashAttention-2" (2023), sections 3.1 and 3.3; PTX ISA, "ex2".
 
@@ -29,8 +30,20 @@
 
 namespace warp_shuffle {
 
-/// log₂ e and its inverse: exp(x) = 2^(x · kLog2E), ln x = log₂ x · kLn2.
-inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+/// log₂ e: exp(x) = 2^(x · kLog2E).
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+/// The softmax scale as a sign, which goes into Q, and a positive factor, which goes into the exponent: the largest of
+/// the unscaled scores is the largest of the scaled ones only if what follows is positive. A scale of 0 makes Q zero,
+/// since a factor of 0 would turn the −∞ of a hidden key into NaN.
+struct FoldedScale {
+  float sign, factor_log2;
+  __device__ explicit FoldedScale(float softmax_scale)
+      : sign(softmax_scale > 0   ? 1.0f
+             : softmax_scale < 0 ? -1.0f
+                                 : 0.0f),
+        factor_log2(softmax_scale == 0 ? 1.0f : fabsf(softmax_scale) * kLog2E) {}
+};
 
 /// The tiles of K that a tile of Q visits: keys first, first + Bc, … below end. `end` is not past the last key.
 template <class Tile>
@@ -39,6 +52,12 @@ __host__ __device__ constexpr KeyRange visited_keys(attention::Mask mask, int fi
   const KeyRange keys = attention::keys_of_any(mask, first_query, first_query + rows - 1, seqlen_q, seqlen_kv);
   const int end = tiles_of(keys.end, Tile::kBc) * Tile::kBc;
   return {keys.begin / Tile::kBc * Tile::kBc, end < seqlen_kv ? end : seqlen_kv};
+}
+
+/// Whether the mask, or the end of K, cuts the tile: whether some row does not see all of its keys.
+template <class Tile>
+__host__ __device__ constexpr bool needs_mask(int first_key, KeyRange unmasked) {
+  return first_key < unmasked.begin || first_key + Tile::kBc > unmasked.end;
 }
 
 /// Br rows of one head.
@@ -61,8 +80,9 @@ __global__ void __launch_bounds__(Tile::kThreads) exp2_kernel(ForwardArgs<float>
       attention::keys_of_all(args.mask, first_query, first_query + rows - 1, args.seqlen_q, args.seqlen_kv);
   const auto row = [group](int r) { return group + r * Tile::kGroups; };
 
+  const FoldedScale scale(args.softmax_scale);
   kernel::load_tile4<Tile::kThreads, Tile::kHeadDim>(shared.q, args.q_row(batch, first_query, head), args.q_strides.seq,
-                                                     rows, args.softmax_scale * kLog2E);
+                                                     rows, scale.sign);
   float m[kRows];       // the same in all lanes of the row
   float l[kRows] = {};  // over this lane's keys
   float4 o_reg[kRows][kQuads];
@@ -101,7 +121,7 @@ __global__ void __launch_bounds__(Tile::kThreads) exp2_kernel(ForwardArgs<float>
       }
     }
 
-    if (first_key < unmasked.begin || first_key + Tile::kBc > unmasked.end) {
+    if (needs_mask<Tile>(first_key, unmasked)) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const KeyRange visible = args.visible_keys(first_query + row(r));
@@ -119,13 +139,15 @@ __global__ void __launch_bounds__(Tile::kThreads) exp2_kernel(ForwardArgs<float>
       for (int n = 0; n < kKeys; ++n) m_new = fmaxf(m_new, s_reg[r][n]);
       m_new = Lanes::max_for_all(m_new);
       const float shift = m_new == -INFINITY ? 0.0f : m_new;
-      const float rescale = gpu::exp2_approximate(m[r] - shift);
+      const float shift_log2 = shift * scale.factor_log2;
+      // The difference first: where m stays, it is exactly 0, and the row is not rescaled by a rounding error a tile.
+      const float rescale = gpu::exp2_approximate((m[r] - shift) * scale.factor_log2);
       m[r] = m_new;
 
       l[r] *= rescale;
 #pragma unroll
       for (int n = 0; n < kKeys; ++n) {
-        s_reg[r][n] = gpu::exp2_approximate(s_reg[r][n] - shift);  // from here on it is P
+        s_reg[r][n] = gpu::exp2_approximate(fmaf(s_reg[r][n], scale.factor_log2, -shift_log2));  // from here on it is P
         l[r] += s_reg[r][n];
       }
 #pragma unroll
@@ -159,7 +181,8 @@ __global__ void __launch_bounds__(Tile::kThreads) exp2_kernel(ForwardArgs<float>
     float* o_row = args.o_row(batch, first_query + row(r), head);
 #pragma unroll
     for (int c = 0; c < kQuads; ++c) gpu::store4(o_row + 4 * (lane + c * kLanes), gpu::scaled(o_reg[r][c], inverse_l));
-    if (lane == 0) *args.lse_entry(batch, first_query + row(r), head) = kernel::log_sum_exp({m[r] * kLn2, sum});
+    if (lane == 0)
+      *args.lse_entry(batch, first_query + row(r), head) = kernel::log_sum_exp({m[r] * fabsf(args.softmax_scale), sum});
   }
 }
 
@@ -183,7 +206,7 @@ stage::ForwardKernel exp2_tiles() {
   using Tile = RegisterTile<kHeadDim>;
   const std::string name = "exp2";
   return {.name = name,
-          .summary = "exp2 with the scale in Q, one sum a lane, hidden tiles skipped",
+          .summary = "exp2 with the scale folded in, one sum a lane, hidden tiles skipped",
           .require =
               [name](const Problem& p) {
                 stage::require_16_byte_rows(name, p);

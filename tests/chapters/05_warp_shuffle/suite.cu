@@ -1,5 +1,5 @@
 /// \file
-/// The forward suite on the three steps.
+/// The forward suite on the three steps and the variant beside them.
 
 #include "chapters/05_warp_shuffle/kernels.hpp"
 #include "tests/common/suite/forward_tests.hpp"

@@ -174,10 +174,11 @@ double datasheet(const std::string& key) {
   return key.starts_with("device_memory") ? machine->bytes_per_second : 0;
 }
 
-/// A row of the table of ceilings; records the figure.
+/// A row of the table of ceilings; records the figure. `work`: FLOPs or bytes of one launch.
 std::vector<std::string> ceiling_row(stage::Program& program, const std::string& name, const std::string& key,
-                                     double rate) {
-  program.figure(key, rate);
+                                     double work, const std::vector<double>& seconds) {
+  const double rate = work / stage::median(seconds);
+  program.figure(key, rate, seconds, work);
   const bool flops = key.find("flops") != std::string::npos;
   const double sheet = datasheet(key);
   const auto tera = [&](double value) { return text("%.2f", value / 1e12) + (flops ? " TFLOP/s" : " TB/s"); };
@@ -196,8 +197,7 @@ void measure_ceilings(stage::Program& program) {
     if (emulated) {
       rows.push_back({ceiling.name, fault.empty() ? "right" : "wrong", "on a GPU only"});
     } else {
-      const double rate = ceiling.work / stage::median(program.time(ceiling.launch));
-      rows.push_back(ceiling_row(program, ceiling.name, ceiling.key, rate));
+      rows.push_back(ceiling_row(program, ceiling.name, ceiling.key, ceiling.work, program.time(ceiling.launch)));
     }
   }
 
@@ -219,14 +219,14 @@ void measure_ceilings(stage::Program& program) {
   gpu::DeviceBuffer<float> x(static_cast<std::size_t>(row_count * cols), "x");
   gpu::DeviceBuffer<float> sum(static_cast<std::size_t>(row_count), "sum");
   gpu::fill_bytes(x.data(), 0x3F, x.size() * sizeof(float));
-  const double seconds = stage::median(program.time([&] { launch_row_sum(x.data(), sum.data(), row_count, cols); }));
+  const auto seconds = program.time([&] { launch_row_sum(x.data(), sum.data(), row_count, cols); });
   rows.push_back(ceiling_row(program, "for comparison: row_sum, bytes of its model",
-                             "device_memory_row_sum_bytes_per_second",
-                             row_sum_traffic(row_count, cols).total() / seconds));
+                             "device_memory_row_sum_bytes_per_second", row_sum_traffic(row_count, cols).total(),
+                             seconds));
 
   program.progress(product);
-  if (const auto rate = bf16_matrix_product_rate(8192)) {
-    rows.push_back(ceiling_row(program, product, "bf16_matrix_product_flops_per_second", *rate));
+  if (const auto times = bf16_matrix_product_seconds(8192); !times.empty()) {
+    rows.push_back(ceiling_row(program, product, "bf16_matrix_product_flops_per_second", 2 * std::pow(8192, 3), times));
   } else {
     rows.push_back({product, "built without cuBLAS", "-", "-"});
   }

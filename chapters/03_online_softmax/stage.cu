@@ -128,9 +128,10 @@ void show_softmax_kernels(stage::Program& program) {
       }
     }
     if (timed) {
-      const double median = stage::median(program.time([&] { kernel.run(args, workspace.data()); }));
+      const std::vector<double> seconds = program.time([&] { kernel.run(args, workspace.data()); });
+      const double median = stage::median(seconds);
       times = {text("%.1f us", median * 1e6), text("%.0f GB/s", traffic.total() / median / 1e9)};
-      program.figure("softmax_" + kernel.name + "_seconds", median);
+      program.figure("softmax_" + kernel.name + "_seconds", median, seconds, traffic.total());
     }
     if (!(error < allowed_error(cols))) program.fail(kernel.name + text(": an error of %.2e against float64", error));
     table.push_back({kernel.name, text("%.1e", error), counted, format_bytes(traffic.total())});

@@ -15,7 +15,7 @@ namespace gpu {
 
 /// When an asynchronous copy lands. Each mode finds faults that the other hides.
 enum class Delivery {
-  on_wait,      ///< as late as the rules allow: when somebody waits for it
+  on_wait,      ///< as late as the rules allow: when somebody waits for it, or when nothing else can run
   immediately,  ///< as early as the rules allow: when it is issued
 };
 

@@ -175,7 +175,7 @@ struct MbarrierState : WaitObject {
   bool fenced = false;           ///< the initialiser has called mbarrier_init_fence
   std::uint32_t fence_time = 0;  ///< its time then
   std::vector<int> waiting;      ///< for the end of this phase
-  std::vector<int> leaving;      ///< woken at the end of the last one, and not yet through
+  std::vector<int> woken;        ///< at the end of the phase before
   Clocks released;               ///< by arrivals and deliveries of this phase
   Clocks last;                   ///< of the phase before
   std::string describe(const Thread& waiting_thread) const override;
@@ -418,19 +418,26 @@ void take_turns(const char* what, Site site, bool changed);
 /// True if this synchronisation is switched off; notes that it was passed.
 bool switched_off(Site site);
 
-/// Notes, if EmulatorOptions::record_timeline asks for it, what the running thread does; of those that its warp does
-/// together, only for the first lane.
-void record(TimelineEvent::Kind kind, Site site, bool together = true);
-/// From the beginning of a wait to its end.
+/// Notes, if EmulatorOptions::record_timeline asks for it, what the running thread does.
+void record(TimelineEvent::Kind kind, Site site);
+/// Whether this thread stands for its warp in the timeline, of what all its lanes do: the first one that has not
+/// exited.
+bool leads_warp();
+/// A wait, from its beginning to its end.
 class TimelineWait {
  public:
-  explicit TimelineWait(Site site) : site_(site) { record(TimelineEvent::Kind::wait_begin, site_); }
-  ~TimelineWait() { record(TimelineEvent::Kind::wait_end, site_); }
+  explicit TimelineWait(Site site) : site_(site), recorded_(leads_warp()) {
+    if (recorded_) record(TimelineEvent::Kind::wait_begin, site_);
+  }
+  ~TimelineWait() {
+    if (recorded_) record(TimelineEvent::Kind::wait_end, site_);
+  }
   TimelineWait(const TimelineWait&) = delete;
   TimelineWait& operator=(const TimelineWait&) = delete;
 
  private:
   Site site_;
+  bool recorded_;
 };
 
 /// The host has waited for all launches, or copied something: the next launch overlaps none of them.

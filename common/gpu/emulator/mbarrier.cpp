@@ -70,8 +70,9 @@ void end_phase_if_complete(Block& block, MbarrierState& barrier, const std::stri
                 " in phase " + std::to_string(barrier.phase) +
                 " than were announced: the bytes of a copy are those of the whole box " + position(block, 0));
   }
-  if (!barrier.leaving.empty()) {
-    const Thread& late = block.threads[static_cast<std::size_t>(barrier.leaving.front())];
+  for (const int t : barrier.woken) {
+    const Thread& late = block.threads[static_cast<std::size_t>(t)];
+    if (late.wait_object != &barrier || late.wait_number == barrier.phase) continue;  // through
     throw Error(line + ": phase " + std::to_string(barrier.phase) + " of " + name_of(barrier) + " ends while thread " +
                 std::to_string(late.linear) + " has not left its wait at " + line_of(late.site) +
                 " for the phase before, and would take the next one for it: whoever arrives has to know that all "
@@ -82,9 +83,9 @@ void end_phase_if_complete(Block& block, MbarrierState& barrier, const std::stri
   barrier.missing = barrier.count;
   barrier.last = std::move(barrier.released);
   barrier.released.clear();
-  barrier.leaving = std::move(barrier.waiting);
+  barrier.woken = std::move(barrier.waiting);
   barrier.waiting.clear();
-  for (const int t : barrier.leaving) block.wake(t);
+  for (const int t : barrier.woken) block.wake(t);
 }
 
 void arrive(Block& block, MbarrierState& barrier, const char* name, Site site) {
@@ -203,7 +204,6 @@ void wait_at_mbarrier(Mbarrier& barrier, std::uint32_t parity, Site site) {
   if (state.phase % 2 == parity) {
     state.waiting.push_back(me.linear);
     wait_for("mbarrier_wait", site, 0, &state, state.phase);
-    std::erase(state.leaving, me.linear);
   }
   if (me.block->race) me.block->race->acquire(me.block->race->agent_of(me), state.last);
 }

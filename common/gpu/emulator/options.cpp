@@ -78,12 +78,16 @@ bool switched_off(Site site) {
   return false;
 }
 
-void record(TimelineEvent::Kind kind, Site site, bool together) {
+bool leads_warp() {
+  const Block& block = *t_thread->block;
+  return block.launch.options.record_timeline &&
+         t_thread->lane == std::countr_zero(block.alive_lanes[static_cast<std::size_t>(t_thread->warp)]);
+}
+
+void record(TimelineEvent::Kind kind, Site site) {
   const Thread& me = *t_thread;
-  Block& block = *me.block;
+  const Block& block = *me.block;
   if (!block.launch.options.record_timeline) return;
-  const unsigned alive = block.alive_lanes[static_cast<std::size_t>(me.warp)];
-  if (together && me.lane != std::countr_zero(alive)) return;
   t_worker->timeline.push_back({kind, block.cluster.steps, block.linear, me.warp, {short_path(site.file), site.line}});
 }
 

@@ -371,7 +371,11 @@ void Worker::resume(Block& block, Thread& thread) {
 
 /// All threads of a cluster have exited.
 void Worker::finish(Cluster& cluster) {
-  cluster.async.finish();  // what has been read and not yet written
+  try {
+    cluster.async.finish();  // what has been read and not yet written
+  } catch (...) {
+    launch.fail(std::current_exception());
+  }
   for (const auto& block : cluster.blocks) {
     const std::ptrdiff_t damage = block->memory->first_damage();
     if (damage >= 0) {

@@ -183,7 +183,7 @@ void start_load(void* to_smem, const TensorMap& map, Mbarrier& barrier, std::spa
   const Box box = checked_box(map, at, to_smem, "tma_load", site);
   Block& block = *t_thread->block;
   MbarrierState& state = mbarrier_for_operation(block, barrier_offset(barrier, "tma_load", site), "tma_load", site);
-  record(TimelineEvent::Kind::issue, site, false);
+  record(TimelineEvent::Kind::issue, site);
   count_loaded(box);
   start_load_into(block, box, state, "tma_load", site);
 }
@@ -195,7 +195,7 @@ void start_multicast(void* to_smem, const TensorMap& map, Mbarrier& barrier, std
   const Box box = checked_box(map, at, to_smem, name, site);
   const std::size_t offset = barrier_offset(barrier, name, site);
   if (blocks == 0) fault(site, "tma_load_multicast: the mask names no block");
-  record(TimelineEvent::Kind::issue, site, false);
+  record(TimelineEvent::Kind::issue, site);
   count_loaded(box);
   for (std::uint32_t rank = 0; rank < 16; ++rank) {
     if (!(blocks >> rank & 1u)) continue;
@@ -214,7 +214,7 @@ void start_store(const TensorMap& map, const void* from_smem, bool adds, std::sp
   }
   Thread& me = *t_thread;
   Block& block = *me.block;
-  record(TimelineEvent::Kind::issue, site, false);
+  record(TimelineEvent::Kind::issue, site);
   const Place place = Place::site(site);
   int agent = -1;
   std::uint32_t read_time = 0, write_time = 0;

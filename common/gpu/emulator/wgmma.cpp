@@ -411,7 +411,7 @@ void start_product(const ProductRequest& request, Site site) {
   const Unwatched scope;
   Thread& me = *t_thread;
   prepare(me, "wgmma", site);
-  record(TimelineEvent::Kind::issue, site);
+  if (leads_warp()) record(TimelineEvent::Kind::issue, site);
   bring_accumulators(me, request, site);
   bring_a(me, request, site);
   me.operands = const_cast<ProductRequest*>(&request);

@@ -153,6 +153,8 @@ class Runner : public Program {
     progress_shown_ = true;
   }
 
+  Row check_forward(const ForwardKernel& kernel) override { return run_kernel(kernel, options_.problem, forward_); }
+
   Row run_forward(const ForwardKernel& kernel) override {
     return run_kernels({&kernel}, options_.problem, forward_).front();
   }

@@ -76,6 +76,8 @@ class Program {
   /// "refused: …"; a kernel that the device stopped gives one whose verdict is "failed: …" and that is not right.
   /// \throws Refused instead if this is the only kernel that was asked for.
   virtual Row run_forward(const ForwardKernel& kernel) = 0;
+  /// The same, never timed: for kernels so slow that their bytes are the point.
+  virtual Row check_forward(const ForwardKernel& kernel) = 0;
   /// Seconds of each timed launch: warm-up, then at least 20 samples, 5 of a slow one. `median` makes one figure of
   /// them. \throws gpu::Error on the emulator, whose times say nothing about a GPU.
   virtual std::vector<double> time(const std::function<void()>& launch) = 0;

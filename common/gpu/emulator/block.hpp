@@ -23,7 +23,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "common/gpu/emulation.hpp"
@@ -271,7 +270,7 @@ struct Block {
   bool started = false;  ///< a thread has had a turn
   Barrier barrier;
   NamedBarrier named_barriers[16];
-  std::unordered_map<std::size_t, MbarrierState> mbarriers;  ///< by offset in shared memory
+  std::deque<MbarrierState> mbarriers;                       ///< in the order of their initialisation
   std::vector<std::shared_ptr<WarpgroupProducts>> products;  ///< by warpgroup; empty until the first product
   RegisterBudget registers;
   std::vector<std::vector<WarpMeeting>> meetings;  ///< by warp

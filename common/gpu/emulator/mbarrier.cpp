@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::uint32_t kMost = (1u << 20) - 1;  ///< arrivals, and bytes under way (PTX ISA, "mbarrier")
 
-std::uint64_t mark(std::size_t offset) { return 0x6d62617272696572u ^ offset; }
+/// The word of the barrier with this number in its block. The first part is any number that chance does not bring.
+std::uint64_t mark(std::size_t number) { return 0x6d62617200000000u | number; }
 
 std::string line_of(Site site) { return short_path(site.file) + ":" + std::to_string(site.line); }
 
@@ -43,15 +44,15 @@ std::size_t offset_of(const Mbarrier& barrier, const char* name, Site site) {
 }
 
 MbarrierState& find_barrier(Block& block, std::size_t offset, const char* name, Site site) {
-  const auto found = block.mbarriers.find(offset);
-  if (found == block.mbarriers.end()) {
-    fault(site, std::string(name) + ": the barrier at offset " + std::to_string(offset) +
-                    " of shared memory was never initialised");
-  }
   std::uint64_t word = 0;
   std::memcpy(&word, block.memory->shared() + offset, sizeof word);
-  if (word != mark(offset)) fault(site, std::string(name) + ": somebody has written over " + name_of(found->second));
-  return found->second;
+  const std::uint64_t number = word ^ mark(0);
+  if (number < block.mbarriers.size() && block.mbarriers[number].offset == offset) return block.mbarriers[number];
+  for (const MbarrierState& barrier : block.mbarriers) {
+    if (barrier.offset == offset) fault(site, std::string(name) + ": somebody has written over " + name_of(barrier));
+  }
+  fault(site, std::string(name) + ": the barrier at offset " + std::to_string(offset) +
+                  " of shared memory was never initialised");
 }
 
 /// The barrier that a thread of this block uses.
@@ -131,14 +132,14 @@ void init_mbarrier(Mbarrier& barrier, std::uint32_t arrivals, Site site) {
     fault(site, "mbarrier_init: the number of arrivals is " + std::to_string(arrivals) + "; allowed: 1 to " +
                     std::to_string(kMost));
   }
-  const auto known = me.block->mbarriers.find(offset);
-  if (known != me.block->mbarriers.end()) {
-    fault(site, "mbarrier_init: " + name_of(known->second) + " is in use: it is initialised once" +
-                    (known->second.waiting.empty() ? "" : ", and threads wait at it"));
+  for (const MbarrierState& known : me.block->mbarriers) {
+    if (known.offset != offset) continue;
+    fault(site, "mbarrier_init: " + name_of(known) + " is in use: it is initialised once" +
+                    (known.waiting.empty() ? "" : ", and threads wait at it"));
   }
   if (checking()) check_access(&barrier, sizeof barrier, AccessKind::store, Place::site(site));
-  barrier.word = mark(offset);
-  MbarrierState& state = me.block->mbarriers[offset];
+  barrier.word = mark(me.block->mbarriers.size());
+  MbarrierState& state = me.block->mbarriers.emplace_back();
   state.offset = offset;
   state.count = state.missing = arrivals;
   state.initialised = site;
@@ -150,7 +151,7 @@ void fence_mbarrier_init(Site site) {
   if (switched_off(site)) return;
   Thread& me = *t_thread;
   const std::uint32_t time = me.block->race ? me.block->race->tick(me.block->race->agent_of(me)) : 0;
-  for (auto& [unused, barrier] : me.block->mbarriers) {
+  for (MbarrierState& barrier : me.block->mbarriers) {
     if (barrier.initialiser != me.linear || barrier.fenced) continue;
     barrier.fenced = true;
     barrier.fence_time = time;

@@ -180,13 +180,15 @@ void RaceChecker::check(int agent, ShadowWord<kWrites, kReads>& word, std::uint8
   const Access access{place, now(agent), serial_, cluster_number_, static_cast<std::uint16_t>(agent), mask, kind};
   const auto remember = [&](Access* slots, int count) {
     // Best the slot of the same bytes and agent, else one whose access everybody here knows, else any.
-    int best = static_cast<int>(cluster_.random.below(static_cast<unsigned>(count)));
-    for (int i = count - 1; i >= 0; --i) {
-      if (!slots[i].bytes || known(agent, slots[i])) best = i;
-    }
+    int best = -1;
     for (int i = 0; i < count; ++i) {
-      if (slots[i].bytes == mask && slots[i].agent == agent && slots[i].cluster == cluster_number_) best = i;
+      if (slots[i].bytes == mask && slots[i].agent == agent && slots[i].cluster == cluster_number_) {
+        slots[i] = access;
+        return;
+      }
+      if (best < 0 && (!slots[i].bytes || known(agent, slots[i]))) best = i;
     }
+    if (best < 0) best = static_cast<int>(cluster_.random.below(static_cast<unsigned>(count)));
     slots[best] = access;
   };
   if (kind == AccessKind::load) {
@@ -211,10 +213,9 @@ void RaceChecker::shared_access(int agent, int rank, std::size_t offset, std::si
   const std::size_t base = static_cast<std::size_t>(rank) * words_per_block_;
   if (!is_operation(agent) && agent / threads_per_block_ != rank) access_from_another_block(agent, rank, place);
   for (std::size_t word = offset / 4; word * 4 < offset + bytes; ++word) {
-    std::uint8_t mask = 0;
-    for (std::size_t b = std::max(offset, word * 4); b < std::min(offset + bytes, word * 4 + 4); ++b) {
-      mask = static_cast<std::uint8_t>(mask | 1u << b % 4);
-    }
+    const std::size_t first = std::max(offset, word * 4) - word * 4,
+                      end = std::min(offset + bytes - word * 4, std::size_t{4});
+    const auto mask = static_cast<std::uint8_t>((0xfu << first) & (0xfu >> (4 - end)));
     SharedShadow& shadow = shared_[base + word];
     if (!pending_.empty() && !(pending_[base + word] == Place())) {
       const std::string line = place.name(), copy = pending_[base + word].name();

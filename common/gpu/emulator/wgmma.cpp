@@ -154,20 +154,25 @@ void bring_accumulators(Thread& me, const ProductRequest& request, Site site) {
   const auto count = static_cast<std::size_t>(request.n / 2);
   if (!is_local(me, request.d, count * sizeof(float))) fault(site, "wgmma: d has to be a local array of the thread");
   Accumulators* known = nullptr;
+  bool replaces = false;
   for (Accumulators& other : mine.accumulators) {
     if (other.d == request.d && other.count == count) {
       known = &other;
-    } else if (other.under_way && other.overlaps(request.d, count * sizeof(float))) {
+    } else if (other.overlaps(request.d, count * sizeof(float))) {
+      replaces = true;
+      if (!other.under_way) continue;
       fault(site, "wgmma: d is also that of the wgmma at " + line_of(other.site) +
                       ", which is under way with another shape: wgmma_wait has to come first");
     }
   }
-  // Arrays that this one has taken the place of are gone.
-  std::erase_if(mine.accumulators, [&](const Accumulators& other) {
-    return &other != known && !other.under_way && other.overlaps(request.d, count * sizeof(float));
-  });
-  for (Accumulators& other : mine.accumulators) {
-    if (other.d == request.d) known = &other;  // erasing has moved it
+  if (replaces) {  // arrays of another time, in whose place this one is
+    std::erase_if(mine.accumulators, [&](const Accumulators& other) {
+      return &other != known && other.overlaps(request.d, count * sizeof(float));
+    });
+    known = nullptr;
+    for (Accumulators& other : mine.accumulators) {
+      if (other.d == request.d) known = &other;
+    }
   }
   if (!known) {
     mine.accumulators.push_back({request.d, count, std::vector<float>(count)});
@@ -191,10 +196,10 @@ void bring_accumulators(Thread& me, const ProductRequest& request, Site site) {
     }
     std::copy_n(request.d, count, known->values.begin());
   }
+  if (!known->under_way) poison(request.d, request.n / 2);
   known->under_way = true;
   known->last = mine.started;
   known->site = site;
-  poison(request.d, request.n / 2);
 }
 
 void bring_a(Thread& me, const ProductRequest& request, Site site) {

@@ -186,7 +186,8 @@ void set_emulator_options(const EmulatorOptions& options) {
       options.workers != plain.workers || options.count_requests || options.record_timeline ||
       options.shared_memory_limit != plain.shared_memory_limit || options.grid_limit != plain.grid_limit) {
     throw Error(
-        "schedule seeds, delivery modes, switched-off synchronisations, counted requests, timelines and other limits exist on "
+        "schedule seeds, delivery modes, switched-off synchronisations, counted requests, timelines and other limits "
+        "exist on "
         "the emulator only; this is a build for a GPU (use --emulator)");
   }
 }

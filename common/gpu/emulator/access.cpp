@@ -83,9 +83,11 @@ void observe_shared(Block& block, std::uintptr_t offset, std::size_t bytes, std:
   block.race->shared_access(block.race->agent_of(*t_thread), block.rank, offset, bytes, kind, place);
 }
 
+/// Most of what a kernel does in device memory comes here by one of the two calls, hence `inline`.
 /// \param agent who accesses, of this thread's cluster
-void observe_global(int agent, Allocation& a, std::uintptr_t address, std::size_t bytes, std::size_t unit,
-                    AccessKind kind, Place place) {
+__attribute__((always_inline)) inline void observe_global(int agent, Allocation& a, std::uintptr_t address,
+                                                          std::size_t bytes, std::size_t unit, AccessKind kind,
+                                                          Place place) {
   if (a.freed) {
     find(place, std::string("use after free: ") + verb(kind) + " " + describe_address(address));
     return;

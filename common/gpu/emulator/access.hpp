@@ -19,8 +19,8 @@ inline void observe_access(const void* address, std::size_t bytes, AccessKind ki
   observe_access(address, bytes, bytes, kind, place);
 }
 
-/// The same check for an asynchronous operation of the running thread's cluster (race.hpp) that touches a device buffer.
-/// The caller has made sure that there is one.
+/// The same check for an asynchronous operation of the running thread's cluster (race.hpp) that touches a device
+/// buffer. The caller has made sure that there is one.
 void check_device_access(int operation, const void* address, std::size_t bytes, AccessKind kind, Place place);
 
 }  // namespace gpu::emulator

@@ -64,7 +64,8 @@ void wait_copies(std::size_t newest_left, Site site) {
     for (const AsyncCopy& copy : groups.front()) {
       if (block.launch.options.delivery == Delivery::on_wait) arrive(copy);
       if (!checking()) continue;
-      block.race->set_pending(block.rank, static_cast<std::size_t>(copy.to - block.memory->shared()), copy.bytes, Place());
+      block.race->set_pending(block.rank, static_cast<std::size_t>(copy.to - block.memory->shared()), copy.bytes,
+                              Place());
       check_access(copy.to, copy.bytes, AccessKind::store, copy.place);  // counted when it started
     }
     groups.pop_front();

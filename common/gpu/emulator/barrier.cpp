@@ -17,9 +17,7 @@ namespace {
     const Site site = block.threads[static_cast<std::size_t>(t)].site;
     lines[short_path(site.file) + ":" + std::to_string(site.line)].push_back(t);
   }
-  std::string text = "divergent barrier: the threads of block (" + std::to_string(block.index.x) + "," +
-                     std::to_string(block.index.y) + "," + std::to_string(block.index.z) +
-                     ") meet at different __syncthreads";
+  std::string text = "divergent barrier: the threads of " + place_in_grid(block) + " meet at different __syncthreads";
   for (const auto& [line, who] : lines) text += "\n  threads " + ranges(who) + " at " + line;
   throw Error(text);
 }

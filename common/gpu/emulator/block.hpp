@@ -442,6 +442,10 @@ class TimelineWait {
 /// The host has waited for all launches, or copied something: the next launch overlaps none of them.
 void host_waited() noexcept;
 
+/// "block (0,0,0)"
+std::string place_in_grid(const Block& block);
+/// "[block (0,0,0)]", "[block (0,0,0) thread 5]"
+std::string position(const Block& block);
 std::string position(const Block& block, int thread);
 std::string position(const Thread& thread);
 /// "0-31,40": for lists of threads.

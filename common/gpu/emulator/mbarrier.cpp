@@ -69,7 +69,7 @@ void end_phase_if_complete(Block& block, MbarrierState& barrier, const std::stri
   if (barrier.bytes < 0) {
     throw Error(line + ": " + std::to_string(-barrier.bytes) + " bytes more have arrived at " + name_of(barrier) +
                 " in phase " + std::to_string(barrier.phase) +
-                " than were announced: the bytes of a copy are those of the whole box " + position(block, 0));
+                " than were announced: the bytes of a copy are those of the whole box " + position(block));
   }
   for (const int t : barrier.woken) {
     const Thread& late = block.threads[static_cast<std::size_t>(t)];
@@ -220,7 +220,7 @@ void deliver_bytes(Block& block, MbarrierState& barrier, std::uint32_t bytes, in
   barrier.bytes -= bytes;
   if (barrier.bytes < -std::int64_t{kMost}) {
     throw Error(place.name() + ": " + std::to_string(-barrier.bytes) + " bytes have arrived at " + name_of(barrier) +
-                " that nobody has announced " + position(block, 0));
+                " that nobody has announced " + position(block));
   }
   if (block.race) block.race->release_operation(operation, time, barrier.released);
   block.progress();

@@ -131,9 +131,15 @@ std::string kernel_name(const void* function) {
   return name.empty() ? "unknown kernel" : name;
 }
 
+std::string place_in_grid(const Block& block) {
+  return "block (" + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
+         std::to_string(block.index.z) + ")";
+}
+
+std::string position(const Block& block) { return "[" + place_in_grid(block) + "]"; }
+
 std::string position(const Block& block, int thread) {
-  return "[block (" + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
-         std::to_string(block.index.z) + ") thread " + std::to_string(thread) + "]";
+  return "[" + place_in_grid(block) + " thread " + std::to_string(thread) + "]";
 }
 
 std::string position(const Thread& thread) { return position(*thread.block, thread.linear); }

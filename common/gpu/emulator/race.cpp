@@ -290,9 +290,8 @@ std::string RaceChecker::position_of(int agent) const {
   if (!is_operation(agent)) {
     return position(*cluster_.blocks[static_cast<std::size_t>(agent / threads_per_block_)], agent % threads_per_block_);
   }
-  const uint3& block = cluster_.blocks[0]->index;
-  return std::string(cluster_.blocks.size() == 1 ? "[block (" : "[cluster of block (") + std::to_string(block.x) + "," +
-         std::to_string(block.y) + "," + std::to_string(block.z) + ")]";
+  const Block& first = *cluster_.blocks[0];
+  return cluster_.blocks.size() == 1 ? position(first) : "[cluster of " + place_in_grid(first) + "]";
 }
 
 std::string RaceChecker::memory(int agent, int rank) const {

@@ -106,9 +106,7 @@ void require_whole_budget(const Block& block) {
   for (const RegisterBudget::Request& request : block.registers.of_warpgroup) {
     if (request.warps % 4 == 0) continue;
     throw Error(short_path(request.site.file) + ":" + std::to_string(request.site.line) +
-                ": only a part of a warpgroup's four warps has set its registers [block (" +
-                std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
-                std::to_string(block.index.z) + ")]");
+                ": only a part of a warpgroup's four warps has set its registers " + position(block));
   }
 }
 

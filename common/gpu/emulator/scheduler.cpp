@@ -213,8 +213,7 @@ void Block::end() {
   require_whole_budget(*this);
   if (const AsyncOperation* copy = cluster.async.user_of(rank)) {
     throw Error(copy->place.name() + ": the block ends while this " + copy->name +
-                " is under way: nobody has waited for it [block (" + std::to_string(index.x) + "," +
-                std::to_string(index.y) + "," + std::to_string(index.z) + ")]");
+                " is under way: nobody has waited for it " + position(*this));
   }
   if (race) race->end_block(rank);
   if (cluster.blocks.size() > 1) memory->forbid_shared();
@@ -266,8 +265,7 @@ Block* Cluster::next_block() {
 std::string Cluster::describe_waits() const {
   std::string text;
   for (const auto& block : blocks) {
-    text += (text.empty() ? "block (" : "\nblock (") + std::to_string(block->index.x) + "," +
-            std::to_string(block->index.y) + "," + std::to_string(block->index.z) + "):" + block->describe_waits();
+    text += (text.empty() ? "" : "\n") + place_in_grid(*block) + ":" + block->describe_waits();
   }
   return text;
 }
@@ -380,8 +378,7 @@ void Worker::finish(Cluster& cluster) {
     const std::ptrdiff_t damage = block->memory->first_damage();
     if (damage >= 0) {
       launch.fail("shared memory was written past its end: the kernel has " + std::to_string(launch.shared_bytes) +
-                  " bytes, byte " + std::to_string(damage) + " was changed [block (" + std::to_string(block->index.x) +
-                  "," + std::to_string(block->index.y) + "," + std::to_string(block->index.z) + ")]");
+                  " bytes, byte " + std::to_string(damage) + " was changed " + position(*block));
     }
     if (block->accesses) block->accesses->close_all();
     give_memory_back(std::move(block->memory));

@@ -490,9 +490,7 @@ void require_whole_warpgroups(const Block& block) {
   for (const auto& warpgroup : block.products) {
     if (warpgroup->agreed.empty()) continue;
     throw Error(line_of(warpgroup->agreed.front().site) +
-                ": only a part of a warpgroup's four warps has started this wgmma [block (" +
-                std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
-                std::to_string(block.index.z) + ")]");
+                ": only a part of a warpgroup's four warps has started this wgmma " + position(block));
   }
 }
 

@@ -2,10 +2,8 @@
 /// \file
 /// Step 3: less work beside the products.
 ///
-///   - exp(x) = 2^(x · log₂ e), and 2ˣ is what the hardware computes. The factor is folded with the softmax scale into
-///   one,
-///     and the multiplication with the subtraction of the maximum: p = 2^(s · factor − m · factor), one FMA and one
-///     exp2. Scores and m stay unscaled.
+///   - exp(x) = 2^(x · log₂ e), and 2ˣ is what the hardware computes. That factor and the softmax scale are folded into
+///     one: p = 2^((s − m) · factor), in place of a product before the maximum and another inside expf.
 ///   - Each lane keeps a sum of its own, over the keys that it has seen; the lanes add them up once, at the end.
 ///   - Tiles of which the mask shows nothing are skipped, and the mask is applied only in tiles that it cuts. The
 ///     rows of a causal problem that see the most keys start first.
@@ -139,15 +137,13 @@ __global__ void __launch_bounds__(Tile::kThreads) exp2_kernel(ForwardArgs<float>
       for (int n = 0; n < kKeys; ++n) m_new = fmaxf(m_new, s_reg[r][n]);
       m_new = Lanes::max_for_all(m_new);
       const float shift = m_new == -INFINITY ? 0.0f : m_new;
-      const float shift_log2 = shift * scale.factor_log2;
-      // The difference first: where m stays, it is exactly 0, and the row is not rescaled by a rounding error a tile.
       const float rescale = gpu::exp2_approximate((m[r] - shift) * scale.factor_log2);
       m[r] = m_new;
 
       l[r] *= rescale;
 #pragma unroll
       for (int n = 0; n < kKeys; ++n) {
-        s_reg[r][n] = gpu::exp2_approximate(fmaf(s_reg[r][n], scale.factor_log2, -shift_log2));  // from here on it is P
+        s_reg[r][n] = gpu::exp2_approximate((s_reg[r][n] - shift) * scale.factor_log2);  // from here on it is P
         l[r] += s_reg[r][n];
       }
 #pragma unroll

@@ -274,7 +274,9 @@ class Runner : public Program {
 
   /// After each launch of a kernel and each section, since the next one starts the counts afresh.
   void note_counts() {
-    if (options_.count) add_counts(*results_.kernel_counts, gpu::kernel_counts());
+    if (!options_.count) return;
+    add_counts(*results_.kernel_counts, gpu::kernel_counts());
+    gpu::reset_counts();  // or the end of a section would add its last launch once more
   }
 
   void show_counts() {

@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 
 #include "common/gpu/emulator/block.hpp"
 
@@ -52,8 +53,8 @@ std::string output_of(std::vector<const char*> arguments) {
   return text;
 }
 
-/// What addr2line (binutils), with these options before -e, says of an instruction of this program: its first line.
-/// Empty where it does not know.
+/// What addr2line (binutils), with these options before -e, says of an instruction of this program. Empty where it does
+/// not know.
 std::string addr2line(std::vector<const char*> arguments, std::uintptr_t instruction) {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(instruction), &info) || !info.dli_fbase) return {};
@@ -69,15 +70,23 @@ std::string addr2line(std::vector<const char*> arguments, std::uintptr_t instruc
   std::snprintf(address, sizeof address, "%#lx", static_cast<unsigned long>(instruction - base));
   arguments.insert(arguments.end(), {"-e", program, address});
   const std::string text = output_of(std::move(arguments));
-  return text.empty() || text[0] == '?' ? std::string() : text.substr(0, text.find('\n'));
+  return text.empty() || text[0] == '?' ? std::string() : text;
 }
 
 std::string look_up(std::uintptr_t return_address) {
-  // The call ends at the return address; the access is just before it.
-  std::string line = addr2line({"addr2line"}, return_address - 1);
-  // "/home/me/a book/row_sum.cuh:58 (discriminator 1)": blanks may be part of the path.
-  line.erase(std::min(line.rfind(" (discriminator"), line.size()));
-  return line.empty() ? "unknown line" : short_path(line);
+  // The call ends at the return address; the access is just before it. -i: the function in which it stands, then the
+  // ones that it was inlined into. The copy of a float4 stands in language.hpp, and the kernel's line is the one to
+  // name.
+  std::istringstream lines(addr2line({"addr2line", "-i"}, return_address - 1));
+  std::string first;
+  for (std::string line; std::getline(lines, line);) {
+    // "/home/me/a book/row_sum.cuh:58 (discriminator 1)": blanks may be part of the path.
+    line.erase(std::min(line.rfind(" (discriminator"), line.size()));
+    line = short_path(line);
+    if (!line.starts_with("common/gpu/")) return line;
+    if (first.empty()) first = line;
+  }
+  return first.empty() ? "unknown line" : first;
 }
 
 /// "void (anonymous namespace)::chapter::scores_kernel<64>(float const*, int)" → "scores_kernel<64>".

@@ -85,6 +85,18 @@ TEST_CASE("--count runs each kernel and the counted sections on the emulator's p
   CHECK(given.out.find("Counted part") == std::string::npos);
 }
 
+TEST_CASE("A kernel that a counted section runs is counted once", "[stage][counts]") {
+  if (!gpu::device().checked) return;
+  auto chapter = chapter_with({rewriting("first", launch_rewrite)});
+  chapter.sections = {
+      {.title = "Counted part",
+       .run = [](stage::Program& program) { program.check_forward(rewriting("in a section", launch_other_rewrite)); },
+       .counted = true}};
+  const auto json = nlohmann::json::parse(run(chapter, {"--count", "--json", "-"}).out);
+  REQUIRE(json["kernel_counts"].size() == 2);
+  for (const auto& counts : json["kernel_counts"]) CHECK(counts["launches"] == 1);
+}
+
 TEST_CASE("Without --count all sections run, and nothing is said of counts by kernel", "[stage][counts]") {
   const Outcome outcome = run(counted_chapter(), {});
   CHECK_THAT(outcome.out, ContainsText("Counted part"));

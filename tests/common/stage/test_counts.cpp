@@ -64,7 +64,8 @@ class Files {
   Files() {
     std::filesystem::create_directories(file("results"));
     write(file("hashes"), kHashA + "  chapters/02_test/a.cuh\n" + kHashA + "  common/gpu/a.cuh\n");
-    write(file("2.json"), chapter("02", true, {kernel_counts("f<64>", 1000), kernel_counts("g", 400)}).dump());
+    write(file("2.json"),
+          chapter("02", true, Json::array({kernel_counts("f<64>", 1000), kernel_counts("g", 400)})).dump());
     write(file("1.json"), chapter("01", true, Json::array()).dump());
     write(file("gpu.json"), chapter("02", false, Json::array()).dump());
     write(file("gpu.csv"), header() + launch("void a::f<(int)64>(int)", "600") + launch("g(int)", "405") +
@@ -118,7 +119,7 @@ TEST_CASE("The emulator's counts become a file that --check compares", "[stage]"
   CHECK(!written.contains("date"));
 
   const std::string before = read(files.emulated());
-  write(files.file("2.json"), chapter("02", true, {kernel_counts("f<64>", 1001)}).dump());
+  write(files.file("2.json"), chapter("02", true, Json::array({kernel_counts("f<64>", 1001)})).dump());
   CHECK(files.emulator({"--check"}).code == 1);
   CHECK(read(files.emulated()) == before);
   CHECK(files.emulator().code == 0);
@@ -132,7 +133,7 @@ TEST_CASE("What is no count of the emulator is refused", "[stage]") {
     check_refused(files.emulator({}, "bad.json"), sentence);
     CHECK(!std::filesystem::exists(files.emulated()));
   };
-  const Json good = chapter("02", true, {kernel_counts("f", 1)});
+  const Json good = chapter("02", true, Json::array({kernel_counts("f", 1)}));
   check(Json::object(), "holds no counts");
   Json bad = good;
   bad.erase("kernel_counts");

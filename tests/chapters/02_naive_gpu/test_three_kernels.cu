@@ -13,22 +13,13 @@
 #include "common/gpu/emulation.hpp"
 #include "common/stage/forward_run.hpp"
 #include "tests/catch.hpp"
+#include "tests/common/suite/small_problem.hpp"
 
 namespace {
 
 using attention::Mask;
 using attention::Problem;
-
-Problem problem(int heads_q, int heads_kv, int seqlen_q, int seqlen_kv, int head_dim, Mask mask) {
-  Problem p;
-  p.heads_q = heads_q;
-  p.heads_kv = heads_kv;
-  p.seqlen_q = seqlen_q;
-  p.seqlen_kv = seqlen_kv;
-  p.head_dim = head_dim;
-  p.mask = mask;
-  return p;
-}
+using suite::problem;
 
 struct Outcome {
   std::vector<float> o, lse;

@@ -14,6 +14,7 @@
 #include "common/gpu/emulation.hpp"
 #include "common/stage/forward_run.hpp"
 #include "tests/catch.hpp"
+#include "tests/common/suite/small_problem.hpp"
 
 namespace {
 
@@ -25,17 +26,7 @@ using sram_tiling::q_outer;
 using sram_tiling::SweptTile;
 using sram_tiling::TileShape;
 using sram_tiling::TileShared;
-
-Problem problem(int heads_q, int heads_kv, int seqlen_q, int seqlen_kv, int head_dim, Mask mask) {
-  Problem p;
-  p.heads_q = heads_q;
-  p.heads_kv = heads_kv;
-  p.seqlen_q = seqlen_q;
-  p.seqlen_kv = seqlen_kv;
-  p.head_dim = head_dim;
-  p.mask = mask;
-  return p;
-}
+using suite::problem;
 
 struct Outcome {
   std::vector<float> o, lse;

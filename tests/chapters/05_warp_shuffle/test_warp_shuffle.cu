@@ -13,6 +13,7 @@
 #include "tests/catch.hpp"
 #include "tests/common/suite/forward_suite.hpp"
 #include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/small_problem.hpp"
 
 namespace {
 
@@ -21,17 +22,7 @@ using attention::KeyRange;
 using attention::Mask;
 using attention::Problem;
 using attention::Strides;
-
-Problem problem(int heads_q, int heads_kv, int seqlen_q, int seqlen_kv, int head_dim, Mask mask) {
-  Problem p;
-  p.heads_q = heads_q;
-  p.heads_kv = heads_kv;
-  p.seqlen_q = seqlen_q;
-  p.seqlen_kv = seqlen_kv;
-  p.head_dim = head_dim;
-  p.mask = mask;
-  return p;
-}
+using suite::problem;
 
 stage::ForwardKernel kernel_named(const std::string& name) {
   for (const stage::ForwardKernel& kernel : warp_shuffle::shuffle_kernels()) {

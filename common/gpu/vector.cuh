@@ -13,6 +13,9 @@ namespace gpu {
 /// The four floats that begin at `address`, a multiple of 16 bytes.
 __device__ inline float4 load4(const float* address) { return *reinterpret_cast<const float4*>(address); }
 
+/// The two floats that begin at `address`, a multiple of 8 bytes.
+__device__ inline float2 load2(const float* address) { return *reinterpret_cast<const float2*>(address); }
+
 /// Writes four floats at `address`, a multiple of 16 bytes.
 __device__ inline void store4(float* address, const float4& value) { *reinterpret_cast<float4*>(address) = value; }
 

@@ -173,14 +173,6 @@ void check_device_access(int operation, const void* pointer, std::size_t bytes, 
   observe_global(operation, *find_allocation(address), address, bytes, 0, kind, place);
 }
 
-bool checking() noexcept {
-#ifdef BOOK_EMULATOR_CHECK
-  return true;
-#else
-  return false;
-#endif
-}
-
 }  // namespace gpu::emulator
 
 // Kernels are compiled with -fsanitize=alignment in both builds: a float4 at an address that is no multiple of 16 leads

@@ -4,12 +4,18 @@
 #include "common/gpu/emulator/async_copy.hpp"
 
 #include <cstring>
+#include <numeric>
 
 #include "common/gpu/emulator/access.hpp"
 #include "common/gpu/emulator/block.hpp"
 
 namespace gpu::emulator {
 namespace {
+
+/// How many of the copies belong to groups.
+std::size_t committed(const AsyncCopies& copies) {
+  return std::accumulate(copies.groups.begin(), copies.groups.end(), std::size_t{0});
+}
 
 void arrive(const AsyncCopy& copy) {
   if (copy.from) {
@@ -32,60 +38,55 @@ void start_copy(void* to_smem, const void* from_gmem, std::size_t bytes, bool va
   if (offset % bytes || (valid && reinterpret_cast<std::uintptr_t>(from_gmem) % bytes)) {
     fault(site, "copy_async: source and destination must be aligned to the " + std::to_string(bytes) + " bytes copied");
   }
-  const Place place = Place::site(site);
+  Place place;
   if (checking()) {
+    place = Place::site(site);
     if (valid) observe_access(from_gmem, bytes, AccessKind::load, place);
     // From here until the wait it may write at any moment.
     observe_access(to_smem, bytes, AccessKind::store, place);
     block.race->set_pending(block.rank, offset, bytes, place);
   }
-  const AsyncCopy copy{static_cast<unsigned char*>(to_smem), valid ? from_gmem : nullptr, bytes, place};
+  const AsyncCopy copy{static_cast<unsigned char*>(to_smem), valid ? from_gmem : nullptr, bytes, site, place};
   if (block.launch.options.delivery == Delivery::immediately) {
     arrive(copy);
   } else {
     std::memset(to_smem, 0xFF, bytes);
   }
-  me.copies.open.push_back(copy);
+  me.copies.started.push_back(copy);
 }
 
 void commit_copies() {
   const Unwatched scope;
   AsyncCopies& copies = t_thread->copies;
-  copies.groups.push_back(std::move(copies.open));
-  copies.open.clear();
+  copies.groups.push_back(copies.started.size() - committed(copies));
 }
 
 void wait_copies(std::size_t newest_left, Site site) {
   const Unwatched scope;
   if (switched_off(site)) return;
   Block& block = *t_thread->block;
-  auto& groups = t_thread->copies.groups;
-  while (groups.size() > newest_left) {
-    for (const AsyncCopy& copy : groups.front()) {
-      if (block.launch.options.delivery == Delivery::on_wait) arrive(copy);
-      if (!checking()) continue;
-      block.race->set_pending(block.rank, static_cast<std::size_t>(copy.to - block.memory->shared()), copy.bytes,
-                              Place());
-      check_access(copy.to, copy.bytes, AccessKind::store, copy.place);  // counted when it started
-    }
-    groups.pop_front();
+  auto& [started, groups] = t_thread->copies;
+  if (groups.size() <= newest_left) return;
+  const auto groups_end = groups.end() - static_cast<std::ptrdiff_t>(newest_left);
+  const auto end =
+      started.begin() + static_cast<std::ptrdiff_t>(std::accumulate(groups.begin(), groups_end, std::size_t{0}));
+  for (auto copy = started.begin(); copy != end; ++copy) {
+    if (block.launch.options.delivery == Delivery::on_wait) arrive(*copy);
+    if (!checking()) continue;
+    block.race->set_pending(block.rank, static_cast<std::size_t>(copy->to - block.memory->shared()), copy->bytes,
+                            Place());
+    check_access(copy->to, copy->bytes, AccessKind::store, copy->place);  // counted when it started
   }
+  started.erase(started.begin(), end);
+  groups.erase(groups.begin(), groups_end);
 }
 
 /// A thread may not leave copies behind: its block's shared memory goes to the next block.
 void require_no_copies(const Thread& thread) {
-  const bool open = !thread.copies.open.empty();
-  if (!open && thread.copies.groups.empty()) return;
-  for (const auto& group : thread.copies.groups) {
-    if (!group.empty()) {
-      throw Error(group.front().place.name() + ": the thread exits without waiting for this copy_async " +
-                  position(thread));
-    }
-  }
-  if (open) {
-    throw Error(thread.copies.open.front().place.name() + ": the thread exits without committing this copy_async " +
-                position(thread));
-  }
+  const AsyncCopies& copies = thread.copies;
+  if (copies.started.empty()) return;
+  throw Error(Place::site(copies.started.front().site).name() + ": the thread exits without " +
+              (committed(copies) > 0 ? "waiting for" : "committing") + " this copy_async " + position(thread));
 }
 
 }  // namespace gpu::emulator

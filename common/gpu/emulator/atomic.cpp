@@ -17,14 +17,15 @@ void note_device_order() {
   if (launch.synchronised) launch.synchronised[t_thread->block->cluster.number] = 1;
 }
 
-/// Checks the address, and lets the checker know that the users of this word are ordered.
-void prepare(const void* address, std::size_t bytes, Site site) {
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes) fault(site, "atomic on a misaligned address");
+/// Checks the address, and lets the checker know that the users of these words are ordered.
+void prepare(const void* address, std::size_t bytes, Site site, std::size_t words = 1) {
+  const auto first = reinterpret_cast<std::uintptr_t>(address);
+  if (first % bytes) fault(site, "atomic on a misaligned address");
   note_device_order();
   if (!checking()) return;
   observe_access(address, bytes, AccessKind::atomic, Place::site(site));
   RaceChecker& race = *t_thread->block->race;
-  race.atomic_order(race.agent_of(*t_thread), reinterpret_cast<std::uintptr_t>(address));
+  for (std::size_t i = 0; i < words; ++i) race.atomic_order(race.agent_of(*t_thread), first + i * (bytes / words));
 }
 
 template <class T>
@@ -60,6 +61,20 @@ template unsigned atomic_update(AtomicOperation, unsigned*, unsigned, Site);
 template unsigned long long atomic_update(AtomicOperation, unsigned long long*, unsigned long long, Site);
 template float atomic_update(AtomicOperation, float*, float, Site);
 template double atomic_update(AtomicOperation, double*, double, Site);
+
+void atomic_add4(float* address, const float4& x, Site site) {
+  const Unwatched scope;
+  prepare(address, sizeof x, site, 4);
+  const float values[] = {x.x, x.y, x.z, x.w};
+  for (int i = 0; i < 4; ++i) {
+    const std::atomic_ref<float> word(address[i]);
+    float old = word.load();
+    while (!word.compare_exchange_weak(old, old + values[i])) {
+    }
+  }
+  // Nobody waits for a sum that this call does not return: it always counts as progress.
+  take_turns("an atomic", site, true);
+}
 
 template <class T>
 T atomic_compare_and_swap(T* address, T expected, T desired, Site site) {

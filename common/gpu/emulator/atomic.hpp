@@ -15,6 +15,7 @@ T atomic_update(AtomicOperation operation, T* address, T value, Site site);
 template <class T>
 T atomic_compare_and_swap(T* address, T expected, T desired, Site site);
 
+void atomic_add4(float* address, const float4& x, Site site);
 unsigned atomic_load(const unsigned* address, Site site);
 void atomic_store(unsigned* address, unsigned value, Site site);
 void memory_fence() noexcept;
@@ -56,6 +57,10 @@ inline void __nanosleep(unsigned, gpu::emulator::Site site = gpu::emulator::Site
 
 namespace gpu {
 
+/// Adds x to the four floats at `address`, a multiple of 16 bytes.
+inline void atomic_add4(float* address, const float4& x, emulator::Site site = emulator::Site::here()) {
+  emulator::atomic_add4(address, x, site);
+}
 /// Reads a signal: what its writer wrote before the matching store_release is visible afterwards.
 inline unsigned load_acquire(const unsigned* address, emulator::Site site = emulator::Site::here()) {
   return emulator::atomic_load(address, site);

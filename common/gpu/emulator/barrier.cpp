@@ -25,10 +25,7 @@ namespace {
 /// The barrier opens for the threads that wait in it.
 void release(Block& block) {
   std::vector<int>& waiting = block.barrier.waiting;
-  const Site first = block.threads[static_cast<std::size_t>(waiting.front())].site;
-  for (const int t : waiting) {
-    if (!(block.threads[static_cast<std::size_t>(t)].site == first)) report_divergence(block);
-  }
+  if (block.barrier.divergent) report_divergence(block);
   if (block.race) block.race->meet(block.rank, waiting);
   if (block.accesses) block.accesses->meet(waiting);
   ++t_worker->counts.barriers;
@@ -65,8 +62,11 @@ void __syncthreads(gpu::emulator::Site site) {
   Block& block = *t_thread->block;
   t_thread->site = site;
   const TimelineWait wait(site);
-  block.barrier.waiting.push_back(t_thread->linear);
-  if (static_cast<int>(block.barrier.waiting.size()) == block.alive) release(block);
+  Barrier& barrier = block.barrier;
+  if (barrier.waiting.empty()) barrier.first = site;
+  if (!(barrier.first == site)) barrier.divergent = true;
+  barrier.waiting.push_back(t_thread->linear);
+  if (static_cast<int>(barrier.waiting.size()) == block.alive) release(block);
   // The last to arrive was woken by release() like the others, and gives way to the schedule here.
   wait_for("__syncthreads", site);
 }

@@ -13,6 +13,7 @@
 /// which order?).
 
 #include <atomic>
+#include <bit>
 #include <boost/context/fiber.hpp>
 #include <boost/context/stack_context.hpp>
 #include <csignal>
@@ -20,9 +21,11 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/gpu/emulation.hpp"
@@ -68,13 +71,14 @@ struct AsyncCopy {
   unsigned char* to;
   const void* from;
   std::size_t bytes;
-  Place place;
+  Site site;
+  Place place;  ///< the same, in the checking build
 };
 
-/// The copies of a thread that it has not waited for: committed groups, oldest first, and the open one.
+/// The copies of a thread that it has not waited for.
 struct AsyncCopies {
-  std::deque<std::vector<AsyncCopy>> groups;
-  std::vector<AsyncCopy> open;
+  std::vector<AsyncCopy> started;   ///< oldest first: those of the committed groups, then those of the open one
+  std::vector<std::size_t> groups;  ///< how many each committed group has, oldest first
 };
 
 /// Something that threads wait at, and that can say more about it in a report of a deadlock.
@@ -84,28 +88,29 @@ struct WaitObject {
   virtual std::string describe(const Thread& waiting) const = 0;
 };
 
-/// A CUDA thread.
-struct Thread {
-  boost::context::fiber own;        ///< the suspended thread, while the scheduler runs
-  boost::context::fiber scheduler;  ///< the suspended scheduler, while the thread runs
+/// A CUDA thread. What every switch touches comes first and fills one line of the processor's cache, what operations of
+/// the warp touch the next: with hundreds of threads taking turns, this is a good part of what a turn costs.
+struct alignas(64) Thread {
+  boost::context::fiber own;  ///< while it is suspended
   Block* block = nullptr;
-  uint3 index{};
   int linear = 0, warp = 0, lane = 0;
-  std::uintptr_t stack_low = 0, stack_high = 0;
-  bool exited = false;
 
   // While it waits: for what, where, and with which lanes.
+  unsigned mask = 0;
   const char* waiting_for = nullptr;
   Site site;
-  unsigned mask = 0;
   const WaitObject* wait_object = nullptr;
-  std::uint64_t wait_number = 0;  ///< of a phase, where the object has them
 
   // What it brings to a shuffle or vote, and what it takes home.
   std::uint64_t value = 0;
-  int source = 0;
   std::uint64_t result = 0;
   void* operands = nullptr;  ///< of other operations of the warp: where both lie, on the thread's stack
+  int source = 0;
+
+  bool exited = false;
+  std::uint64_t wait_number = 0;  ///< of a phase, where wait_object has them
+  uint3 index{};
+  std::uintptr_t stack_low = 0, stack_high = 0;
 
   AsyncCopies copies;
   // Most kernels have none of these; they are made when the first is started. (Shared pointers: their owners' types are
@@ -132,10 +137,15 @@ class RunQueue {
     lanes_[thread / 32] |= 1u << thread % 32;
     warps_ |= 1u << thread / 32;
   }
+  void push_lanes(int warp, std::uint32_t lanes) {
+    lanes_[warp] |= lanes;
+    warps_ |= (lanes != 0 ? 1u : 0u) << warp;
+  }
   bool empty() const { return warps_ == 0; }
   int pop(Random& random);
 
  private:
+  int pop_any(Random& random);
   int take(int warp, int lane);
   std::uint32_t lanes_[32]{};
   std::uint32_t warps_ = 0;
@@ -148,6 +158,8 @@ class RunQueue {
 /// The block barrier, between its first arrival and its release.
 struct Barrier {
   std::vector<int> waiting;
+  Site first;              ///< of the first arrival
+  bool divergent = false;  ///< somebody has come at another line
 };
 
 /// A barrier for a part of the block (named_barrier.cpp), between its first arrival and its release.
@@ -305,6 +317,8 @@ struct Cluster {
   std::uint64_t steps = 0;  ///< turns of its threads
 
   int alive() const;
+  /// Every thread that can run has had its turns, and only polled.
+  bool stands_still() const { return polls > 0 && polls > 2 * alive(); }
   /// A block some thread of which can run; null if there is none.
   Block* next_block();
   std::string describe_waits() const;
@@ -329,14 +343,23 @@ struct Worker {
   KernelCounts counts;                      ///< but for launches and blocks
   std::vector<Site> seen;
   std::vector<TimelineEvent> timeline;
+  /// Synchronisations that are known to be in `seen` and switched on, by their lines' last bits: what nearly every one
+  /// is, without a search.
+  Site switched_on[64];
+
+  boost::context::fiber scheduler;             ///< run(), while a thread has its turn
+  boost::context::fiber* came_from = nullptr;  ///< where to keep who has just given way
 
   void run();
+  /// Whose turn it is after this thread's, which begins it; null where run() has to see about it.
+  Thread* next_after(const Thread& thread);
 
  private:
   bool admit();
   bool rotate();
   void finish(Cluster& cluster);
-  void resume(Block& block, Thread& thread);
+  void begin_turn(Block& block, Thread& thread);
+  void resume(Thread& thread);
   void unwind_all();
   bool ends();
   std::uint64_t last_total_ = 0, last_exits_ = 0;
@@ -405,23 +428,67 @@ class Unwatched {
 };
 
 /// Whether this is the checking build.
-bool checking() noexcept;
+constexpr bool checking() noexcept {
+#ifdef BOOK_EMULATOR_CHECK
+  return true;
+#else
+  return false;
+#endif
+}
 
-/// Suspends the running thread until somebody wakes it.
-void wait_for(const char* what, Site site, unsigned mask = 0, const WaitObject* object = nullptr,
-              std::uint64_t number = 0);
+/// Suspends the running thread until somebody wakes it, and goes straight on with the next one.
+///
+/// Inline, as are the functions between it and the kernel where this is easy: the processor predicts where a function
+/// returns to by who called it last, and behind a switch each return is one prediction gone wrong.
+inline void wait_for(const char* what, Site site, unsigned mask = 0, const WaitObject* object = nullptr,
+                     std::uint64_t number = 0) {
+  Thread& me = *t_thread;
+  me.waiting_for = what;
+  me.site = site;
+  me.mask = mask;
+  me.wait_object = object;
+  me.wait_number = number;
+  Worker& worker = *t_worker;
+  Thread* const next = worker.next_after(me);
+  if (next != &me) {
+    worker.came_from = &me.own;
+    boost::context::fiber who = std::move(next ? next->own : worker.scheduler).resume();
+    *worker.came_from = std::move(who);
+  }
+  t_watched = nullptr;  // still inside the emulator: the caller's Unwatched ends that
+  me.waiting_for = nullptr;
+  me.wait_object = nullptr;
+}
 /// Gives others a turn; `changed` says whether the caller got anywhere.
-void take_turns(const char* what, Site site, bool changed);
+inline void take_turns(const char* what, Site site, bool changed) {
+  Block& block = *t_thread->block;
+  if (changed) {
+    block.progress();
+  } else {
+    ++block.cluster.polls;
+  }
+  block.wake(t_thread->linear);
+  wait_for(what, site);
+}
 /// Throws from the running kernel thread.
 [[noreturn]] void fault(Site site, const std::string& sentence);
+/// What switched_off() does where it does not know the answer yet.
+bool look_up_switch(Site site);
 /// True if this synchronisation is switched off; notes that it was passed.
-bool switched_off(Site site);
+inline bool switched_off(Site site) {
+  const Site& known = t_worker->switched_on[site.line % std::size(t_worker->switched_on)];
+  return (known.file != site.file || known.line != site.line) && look_up_switch(site);
+}
 
 /// Notes, if EmulatorOptions::record_timeline asks for it, what the running thread does.
 void record(TimelineEvent::Kind kind, Site site);
 /// Whether this thread stands for its warp in the timeline, of what all its lanes do: the first one that has not
 /// exited.
-bool leads_warp();
+inline bool leads_warp() {
+  const Block& block = *t_thread->block;
+  return block.launch.options.record_timeline &&
+         t_thread->lane == std::countr_zero(block.alive_lanes[static_cast<std::size_t>(t_thread->warp)]);
+}
 /// A wait, from its beginning to its end.
 class TimelineWait {
  public:
@@ -459,9 +526,13 @@ std::string seconds(double value);
 std::string kernel_name(const void* function);
 
 // warp.cpp
+/// The part of meet() before the wait. True where this was the last lane, and the work is done.
+bool arrive_at_meeting(unsigned mask, const WarpOperation& operation, Site site);
 /// Waits until all lanes of the mask are at this operation and line, and the work is done. Faults when they are not, or
 /// cannot all come.
-void meet(unsigned mask, const WarpOperation& operation, Site site);
+inline void meet(unsigned mask, const WarpOperation& operation, Site site) {
+  if (!arrive_at_meeting(mask, operation, site)) wait_for(operation.name, site, mask);
+}
 
 // async_copy.cpp
 void require_no_copies(const Thread& thread);

@@ -130,7 +130,8 @@ void watch() {
 void abandon(std::string reason) {
   Thread& me = *t_thread;
   me.abandoned = std::move(reason);
-  me.scheduler = std::move(me.scheduler).resume();
+  t_worker->came_from = &me.own;
+  std::move(t_worker->scheduler).resume();
   std::abort();  // nobody resumes an abandoned thread
 }
 

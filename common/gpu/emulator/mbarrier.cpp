@@ -55,27 +55,34 @@ MbarrierState& find_barrier(Block& block, std::size_t offset, const char* name, 
                   " of shared memory was never initialised");
 }
 
-/// The barrier that a thread of this block uses.
-MbarrierState& use(const Mbarrier& barrier, const char* name, Site site) {
+/// The barrier that a thread of this block uses. Not inlined: a thread that waits need not keep the room for the texts
+/// of faults in the cache.
+[[gnu::noinline]] MbarrierState& use(const Mbarrier& barrier, const char* name, Site site) {
   Block& block = *t_thread->block;
   MbarrierState& state = find_barrier(block, offset_of(barrier, name, site), name, site);
   if (checking()) check_access(&barrier, sizeof barrier, AccessKind::atomic, Place::site(site));
   return state;
 }
 
-/// Ends the phase if nothing is missing. \param line of what happened last
-void end_phase_if_complete(Block& block, MbarrierState& barrier, const std::string& line) {
+[[noreturn, gnu::noinline]] void report_parity(std::uint32_t parity, Site site) {
+  fault(site, "mbarrier_wait: the parity is " + std::to_string(parity) + "; allowed: 0 and 1");
+}
+
+/// Ends the phase if nothing is missing. \param line_name says, for reports, the line of what happened last
+template <class LineName>
+void end_phase_if_complete(Block& block, MbarrierState& barrier, const LineName& line_name) {
   if (barrier.missing > 0 || barrier.bytes > 0) return;
   if (barrier.bytes < 0) {
-    throw Error(line + ": " + std::to_string(-barrier.bytes) + " bytes more have arrived at " + name_of(barrier) +
-                " in phase " + std::to_string(barrier.phase) +
+    throw Error(line_name() + ": " + std::to_string(-barrier.bytes) + " bytes more have arrived at " +
+                name_of(barrier) + " in phase " + std::to_string(barrier.phase) +
                 " than were announced: the bytes of a copy are those of the whole box " + position(block));
   }
   for (const int t : barrier.woken) {
     const Thread& late = block.threads[static_cast<std::size_t>(t)];
     if (late.wait_object != &barrier || late.wait_number == barrier.phase) continue;  // through
-    throw Error(line + ": phase " + std::to_string(barrier.phase) + " of " + name_of(barrier) + " ends while thread " +
-                std::to_string(late.linear) + " has not left its wait at " + line_of(late.site) +
+    throw Error(line_name() + ": phase " + std::to_string(barrier.phase) + " of " + name_of(barrier) +
+                " ends while thread " + std::to_string(late.linear) + " has not left its wait at " +
+                line_of(late.site) +
                 " for the phase before, and would take the next one for it: whoever arrives has to know that all "
                 "waiters are through " +
                 position(block, late.linear));
@@ -98,7 +105,7 @@ void arrive(Block& block, MbarrierState& barrier, const char* name, Site site) {
   if (block.race) block.race->release(block.race->agent_of(*t_thread), barrier.released);
   block.progress();
   t_thread->block->progress();
-  end_phase_if_complete(block, barrier, line_of(site));
+  end_phase_if_complete(block, barrier, [&] { return line_of(site); });
 }
 
 /// The async proxy and other blocks see a barrier only behind its initialiser's fence.
@@ -177,7 +184,7 @@ void expect_bytes(Mbarrier& barrier, std::uint32_t bytes, bool arrives, Site sit
   if (arrives) {
     arrive(*t_thread->block, state, name, site);
   } else {
-    end_phase_if_complete(*t_thread->block, state, line_of(site));
+    end_phase_if_complete(*t_thread->block, state, [&] { return line_of(site); });
   }
 }
 
@@ -199,7 +206,7 @@ void wait_at_mbarrier(Mbarrier& barrier, std::uint32_t parity, Site site) {
   const Unwatched scope;
   if (switched_off(site)) return;
   MbarrierState& state = use(barrier, "mbarrier_wait", site);
-  if (parity > 1) fault(site, "mbarrier_wait: the parity is " + std::to_string(parity) + "; allowed: 0 and 1");
+  if (parity > 1) report_parity(parity, site);
   Thread& me = *t_thread;
   const TimelineWait wait(site);
   if (state.phase % 2 == parity) {
@@ -224,7 +231,7 @@ void deliver_bytes(Block& block, MbarrierState& barrier, std::uint32_t bytes, in
   }
   if (block.race) block.race->release_operation(operation, time, barrier.released);
   block.progress();
-  end_phase_if_complete(block, barrier, place.name());
+  end_phase_if_complete(block, barrier, [&] { return place.name(); });
 }
 
 }  // namespace gpu::emulator

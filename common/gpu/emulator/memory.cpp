@@ -23,6 +23,9 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kMargin = 1 << 20;   ///< inaccessible, on both sides
 constexpr std::size_t kRedZone = kPage;    ///< at least so much 0xFF on both sides
 constexpr std::size_t kStack = 64 * 1024;  ///< a thread's locals; a GPU thread has at most 255 registers
+/// From one stack to the next: with the guard page. Were it a power of two, the stacks' pages would fall into a few
+/// sets of the processor's cache of page addresses (TLB), and every switch of threads would miss there.
+constexpr std::size_t kStackPitch = kStack + kPage;
 /// Stacks with an inaccessible page below them. Each costs two of the 65530 mappings that Linux gives a process; beyond
 /// this many, stacks go without.
 constexpr int kMaxGuardedStacks = 16384;
@@ -61,7 +64,7 @@ BlockMemory::~BlockMemory() {
 }
 
 void BlockMemory::release_stacks() {
-  if (stacks_) munmap(stacks_, static_cast<std::size_t>(stack_count_) * kStack);
+  if (stacks_) munmap(stacks_, static_cast<std::size_t>(stack_count_) * kStackPitch);
   if (guarded_) g_guarded_stacks -= stack_count_;
   stacks_ = nullptr;
   guarded_ = false;
@@ -72,11 +75,11 @@ void BlockMemory::reserve(int threads, std::size_t shared_bytes) {
     release_stacks();
     stack_count_ = threads;
     stacks_ =
-        static_cast<unsigned char*>(map_pages(static_cast<std::size_t>(threads) * kStack, PROT_READ | PROT_WRITE));
+        static_cast<unsigned char*>(map_pages(static_cast<std::size_t>(threads) * kStackPitch, PROT_READ | PROT_WRITE));
     guarded_ = (g_guarded_stacks += threads) <= kMaxGuardedStacks;
     if (!guarded_) g_guarded_stacks -= threads;
     for (int i = 0; guarded_ && i < threads; ++i) {
-      mprotect(stacks_ + static_cast<std::size_t>(i) * kStack, kPage, PROT_NONE);
+      mprotect(stacks_ + static_cast<std::size_t>(i) * kStackPitch, kPage, PROT_NONE);
     }
   }
   const std::size_t needed =
@@ -98,8 +101,8 @@ boost::context::stack_context BlockMemory::stack(int thread) const {
   // Stacks that start at the same offset of a page would all fall into the same cache sets: stagger them.
   const std::size_t shift = static_cast<std::size_t>(thread) * 320 % kPage;
   boost::context::stack_context stack;
-  stack.size = kStack - shift;
-  stack.sp = stacks_ + (static_cast<std::size_t>(thread) + 1) * kStack - shift;
+  stack.size = kStackPitch - shift;
+  stack.sp = stacks_ + (static_cast<std::size_t>(thread) + 1) * kStackPitch - shift;
   return stack;
 }
 

@@ -23,7 +23,7 @@ std::vector<int> participants(const NamedBarrier& barrier) {
   return threads;
 }
 
-void open(Block& block, NamedBarrier& barrier, Site site) {
+[[gnu::noinline]] void open(Block& block, NamedBarrier& barrier, Site site) {
   for (int warp = 0; warp < 32; ++warp) {
     if (barrier.lanes[warp] == 0 || barrier.lanes[warp] == ~0u) continue;
     fault(site, name_of(barrier) + ", for " + std::to_string(barrier.threads) +
@@ -43,19 +43,10 @@ void open(Block& block, NamedBarrier& barrier, Site site) {
   barrier.clocks.clear();
 }
 
-}  // namespace
-
-std::string NamedBarrier::describe(const Thread&) const {
-  return ": " + name_of(*this) + ", " + std::to_string(arrived) + " of " + std::to_string(threads) +
-         " threads have come (threads " + ranges(participants(*this)) + ")";
-}
-
-void meet_named_barrier(int id, int threads, bool waits, Site site) {
-  const Unwatched scope;
-  if (switched_off(site)) return;
+/// The thread has come. Not inlined: a thread that waits need not keep the room for the texts of faults in the cache.
+[[gnu::noinline]] NamedBarrier& arrive(const char* what, int id, int threads, Site site) {
   Thread& me = *t_thread;
   Block& block = *me.block;
-  const char* const what = waits ? "named_barrier_sync" : "named_barrier_arrive";
   if (id < 1 || id > 15) {
     fault(site, std::string(what) + ": the barrier's number is " + std::to_string(id) +
                     "; allowed: 1 to 15 (0 is the one of __syncthreads)");
@@ -82,12 +73,28 @@ void meet_named_barrier(int id, int threads, bool waits, Site site) {
   ++barrier.arrived;
   if (block.race) block.race->release(block.race->agent_of(me), barrier.clocks);
   block.progress();
+  return barrier;
+}
+
+}  // namespace
+
+std::string NamedBarrier::describe(const Thread&) const {
+  return ": " + name_of(*this) + ", " + std::to_string(arrived) + " of " + std::to_string(threads) +
+         " threads have come (threads " + ranges(participants(*this)) + ")";
+}
+
+void meet_named_barrier(int id, int threads, bool waits, Site site) {
+  const Unwatched scope;
+  if (switched_off(site)) return;
+  Block& block = *t_thread->block;
+  const char* const what = waits ? "named_barrier_sync" : "named_barrier_arrive";
+  NamedBarrier& barrier = arrive(what, id, threads, site);
   if (!waits) {
     if (barrier.arrived == threads) open(block, barrier, site);
     return;
   }
   const TimelineWait wait(site);
-  barrier.waiting.push_back(me.linear);
+  barrier.waiting.push_back(t_thread->linear);
   if (barrier.arrived == threads) open(block, barrier, site);
   // As at __syncthreads, the last one was woken like the others.
   wait_for(what, site, 0, &barrier);

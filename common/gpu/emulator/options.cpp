@@ -2,7 +2,6 @@
 /// emulation.hpp: options and reports.
 
 #include <algorithm>
-#include <bit>
 #include <set>
 
 #include "common/gpu/emulator/block.hpp"
@@ -62,7 +61,7 @@ std::vector<TimelineEvent> emulator_timeline() { return g_timeline; }
 
 namespace emulator {
 
-bool switched_off(Site site) {
+bool look_up_switch(Site site) {
   std::vector<Site>& seen = t_worker->seen;
   const auto same = [&](const Site& s) { return s.file == site.file && s.line == site.line; };
   if (std::none_of(seen.begin(), seen.end(), same)) seen.push_back(site);
@@ -75,13 +74,8 @@ bool switched_off(Site site) {
     const std::size_t before = file.size() - off.file.size();
     if (before == 0 || file[before - 1] == '/') return true;
   }
+  t_worker->switched_on[site.line % std::size(t_worker->switched_on)] = site;
   return false;
-}
-
-bool leads_warp() {
-  const Block& block = *t_thread->block;
-  return block.launch.options.record_timeline &&
-         t_thread->lane == std::countr_zero(block.alive_lanes[static_cast<std::size_t>(t_thread->warp)]);
 }
 
 void record(TimelineEvent::Kind kind, Site site) {

@@ -33,6 +33,9 @@ uint3 unpack(std::uint64_t linear, const uint3& size) {
           static_cast<unsigned>(linear / (std::uint64_t{size.x} * size.y))};
 }
 
+/// So often a worker looks at the clock.
+constexpr unsigned kTurnsBetweenLooks = 4096;
+
 /// Hands a stack that BlockMemory owns to a fiber.
 struct BorrowedStack {
   context::stack_context stack;
@@ -83,17 +86,19 @@ int RunQueue::take(int warp, int lane) {
 }
 
 int RunQueue::pop(Random& random) {
+  if (seed_ != 0) return pop_any(random);
+  const std::uint32_t later_lanes = lane_ >= 31 ? 0u : lanes_[warp_] & (~0u << (lane_ + 1));
+  if (later_lanes) return take(warp_, std::countr_zero(later_lanes));
+  const std::uint32_t later_warps = warp_ >= 31 ? 0u : warps_ & (~0u << (warp_ + 1));
+  const int warp = std::countr_zero(later_warps ? later_warps : warps_);
+  return take(warp, std::countr_zero(lanes_[warp]));
+}
+
+int RunQueue::pop_any(Random& random) {
   const auto random_bit = [&](std::uint32_t bits) {
     for (unsigned skip = random.below(static_cast<unsigned>(std::popcount(bits))); skip > 0; --skip) bits &= bits - 1;
     return std::countr_zero(bits);
   };
-  if (seed_ == 0) {
-    const std::uint32_t later_lanes = lane_ >= 31 ? 0u : lanes_[warp_] & (~0u << (lane_ + 1));
-    if (later_lanes) return take(warp_, std::countr_zero(later_lanes));
-    const std::uint32_t later_warps = warp_ >= 31 ? 0u : warps_ & (~0u << (warp_ + 1));
-    const int warp = std::countr_zero(later_warps ? later_warps : warps_);
-    return take(warp, std::countr_zero(lanes_[warp]));
-  }
   int warp = 0;
   if (seed_ % 2 == 0) {
     warp = random_bit(warps_);
@@ -144,8 +149,8 @@ Block::Block(Cluster& c, int block_rank, std::uint64_t block_linear, std::unique
     const context::stack_context stack = memory->stack(i);
     thread.stack_high = reinterpret_cast<std::uintptr_t>(stack.sp);
     thread.stack_low = thread.stack_high - stack.size;
-    thread.own = context::fiber(std::allocator_arg, BorrowedStack{stack}, [&thread, this](context::fiber&& scheduler) {
-      thread.scheduler = std::move(scheduler);
+    thread.own = context::fiber(std::allocator_arg, BorrowedStack{stack}, [&thread, this](context::fiber&& who) {
+      *t_worker->came_from = std::move(who);
       try {
         launch.call.invoke(launch.call.object);
         const Unwatched scope;
@@ -167,7 +172,8 @@ Block::Block(Cluster& c, int block_rank, std::uint64_t block_linear, std::unique
         launch.fail("the kernel threw an exception " + position(thread));
       }
       thread.exited = true;
-      return std::move(thread.scheduler);
+      t_worker->came_from = &thread.own;
+      return std::move(t_worker->scheduler);
     });
     alive_lanes[static_cast<std::size_t>(thread.warp)] |= 1u << thread.lane;
     queue.push(i);
@@ -270,32 +276,6 @@ std::string Cluster::describe_waits() const {
   return text;
 }
 
-// ---- from a running thread back to the scheduler
-
-void wait_for(const char* what, Site site, unsigned mask, const WaitObject* object, std::uint64_t wait_number) {
-  Thread& me = *t_thread;
-  me.waiting_for = what;
-  me.site = site;
-  me.mask = mask;
-  me.wait_object = object;
-  me.wait_number = wait_number;
-  me.scheduler = std::move(me.scheduler).resume();
-  t_watched = nullptr;  // still inside the emulator: the caller's Unwatched ends that
-  me.waiting_for = nullptr;
-  me.wait_object = nullptr;
-}
-
-void take_turns(const char* what, Site site, bool changed) {
-  Block& block = *t_thread->block;
-  if (changed) {
-    block.progress();
-  } else {
-    ++block.cluster.polls;
-  }
-  block.queue.push(t_thread->linear);
-  wait_for(what, site);
-}
-
 // ---- a worker
 
 bool Worker::admit() {
@@ -334,7 +314,7 @@ bool Worker::rotate() {
 
 /// A kernel that keeps meeting in barriers or changing words may still never end. False after too long without an exit.
 bool Worker::ends() {
-  if (++turns_since_look_ < 4096) return true;
+  if (turns_since_look_ < kTurnsBetweenLooks) return true;
   turns_since_look_ = 0;
   const std::uint64_t total = launch.total_exits();
   const double time = cpu_seconds();
@@ -345,25 +325,48 @@ bool Worker::ends() {
   return time - last_exit_ < launch.options.endless_seconds;
 }
 
-void Worker::resume(Block& block, Thread& thread) {
+/// The next turn is this thread's.
+inline void Worker::begin_turn(Block& block, Thread& thread) {
   t_thread = &thread;
   block.started = true;
   ++block.cluster.steps;
+  ++turns_since_look_;
   turns.store(turns.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   interrupted.store(false, std::memory_order_relaxed);
   in_thread.store(true, std::memory_order_relaxed);
   t_watched = &thread;
-  thread.own = std::move(thread.own).resume();
+}
+
+Thread* Worker::next_after(const Thread& thread) {
+  Cluster& cluster = thread.block->cluster;
+  if (launch.stop.load(std::memory_order_relaxed) || turns_since_look_ >= kTurnsBetweenLooks ||
+      cluster.stands_still()) {
+    return nullptr;
+  }
+  Block* const block = cluster.next_block();
+  if (!block) return nullptr;
+  Thread& next = block->threads[static_cast<std::size_t>(block->queue.pop(block->random))];
+  begin_turn(*block, next);
+  return &next;
+}
+
+/// Gives the turn to a thread. Comes back when a thread, this one or another, finds none to follow it, or has ended.
+void Worker::resume(Thread& thread) {
+  begin_turn(*thread.block, thread);
+  came_from = &scheduler;
+  context::fiber who = std::move(thread.own).resume();
+  *came_from = std::move(who);
+  Thread& last = *t_thread;
   t_watched = nullptr;
   in_thread.store(false, std::memory_order_relaxed);
   t_thread = nullptr;
-  if (!thread.abandoned.empty()) {
+  if (!last.abandoned.empty()) {
     // The thread was stopped in the middle of an instruction. Its frames can be neither resumed nor unwound: leave
     // them.
-    new context::fiber(std::move(thread.own));
-    thread.exited = true;
-    --block.alive;
-    launch.fail(thread.abandoned);
+    new context::fiber(std::move(last.own));
+    last.exited = true;
+    --last.block->alive;
+    launch.fail(last.abandoned);
   }
 }
 
@@ -403,7 +406,7 @@ void Worker::run() {
       continue;
     }
     Block* const block = cluster.next_block();
-    if (!block || cluster.polls > 2 * cluster.alive()) {
+    if (!block || cluster.stands_still()) {
       // Nothing here moves by itself: a copy may arrive.
       try {
         if (cluster.async.advance_one(cluster.random, any_copy)) {
@@ -419,7 +422,7 @@ void Worker::run() {
       launch.fail("deadlock in " + cluster.describe_waits());
       break;
     }
-    if (cluster.polls > 2 * cluster.alive()) {
+    if (cluster.stands_still()) {
       cluster.polls = 0;
       if (!rotate()) {
         launch.fail("nothing moved for " + seconds(launch.options.stall_seconds) +
@@ -436,7 +439,7 @@ void Worker::run() {
                   ". In " + cluster.describe_waits());
       break;
     }
-    resume(*block, block->threads[static_cast<std::size_t>(block->queue.pop(block->random))]);
+    resume(block->threads[static_cast<std::size_t>(block->queue.pop(block->random))]);
   }
   unwind_all();
   leave_worker(*this);

@@ -71,16 +71,30 @@ TensorDescription describe(const TensorMap& map) {
   return description;
 }
 
-std::string box_fault(const TensorDescription& map, std::span<const int> at, std::size_t tile,
-                      std::size_t shared_bytes) {
+std::string box_fault(const TensorDescription& map, std::span<const int> at, std::size_t tile, std::size_t shared_bytes,
+                      BoxMove move) {
   if (at.size() != map.rank) {
     return std::to_string(at.size()) + " coordinates for a tensor map of " + std::to_string(map.rank) + " dimensions";
   }
   const std::int64_t x_bytes = std::int64_t{at[0]} * element_bytes(map.element);
-  if ((map.swizzle == Swizzle::none || map.swizzle == Swizzle::bytes_32) && x_bytes % kChunk != 0) {
+  if (x_bytes % kChunk != 0) {
     return "the innermost coordinate is " + std::to_string(at[0]) + ", which is " + std::to_string(x_bytes) +
-           " bytes; without a swizzle and with 32 bytes it has to be a multiple of 16 bytes (an H200 stops with "
-           "'illegal instruction')";
+           " bytes; it has to be a multiple of 16 bytes (an H200 stops with 'illegal instruction')";
+  }
+  if (move == BoxMove::store) {
+    for (std::size_t d = 0; d < at.size(); ++d) {
+      if (at[d] >= 0) continue;
+      return "a store at coordinate " + std::to_string(at[d]) + " in dimension " + std::to_string(d) +
+             "; allowed: 0 and more (an H200 stops with 'illegal instruction')";
+    }
+    const std::int64_t end = static_cast<std::int64_t>(map.sizes[0]);
+    const std::int64_t end_bytes = end * element_bytes(map.element);
+    if (at[0] < end && at[0] + map.box[0] > end && end_bytes % kChunk != 0) {
+      return "a store cut " + std::to_string(end_bytes) +
+             " bytes into a row, which is no multiple of 16: an H200 writes the rest of the 16 bytes, too, past the "
+             "end "
+             "of the array";
+    }
   }
   if (tile % 128 != 0) {
     return "the tile starts " + std::to_string(tile) + " bytes into shared memory; allowed: multiples of 128";

@@ -34,11 +34,14 @@ struct TensorDescription {
 bool is_tensor_map(const TensorMap& map);
 TensorDescription describe(const TensorMap& map);
 
+/// Which way a box goes. A reduce-add is a store.
+enum class BoxMove { load, store };
+
 /// Empty if TMA can move the box between these coordinates and a tile `tile` bytes behind the start of a block's
 /// `shared_bytes` of shared memory; otherwise a sentence: a wrong number of coordinates, an innermost coordinate or a
-/// tile off their alignment, a tile past the end.
-std::string box_fault(const TensorDescription& map, std::span<const int> at, std::size_t tile,
-                      std::size_t shared_bytes);
+/// tile off their alignment, a store to a negative coordinate, a tile past the end.
+std::string box_fault(const TensorDescription& map, std::span<const int> at, std::size_t tile, std::size_t shared_bytes,
+                      BoxMove move);
 /// Empty if tma_reduce_add takes arrays of this element; otherwise a sentence.
 std::string reduce_fault(const TensorDescription& map);
 

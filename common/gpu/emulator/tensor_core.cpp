@@ -90,22 +90,15 @@ void set_fragment(Matrix& matrix, int lane, std::uint32_t elements) {
   matrix.at[lane / 4][2 * (lane % 4) + 1] = static_cast<std::uint16_t>(elements >> 16);
 }
 
-/// What a lane brings to load_matrices or store_matrices, and takes home.
-struct MatrixOperands {
-  void* row;
-  MatrixFragments fragments;
-};
-
 template <int kCount, bool kTransposed>
 void load(const WarpMeeting&, Thread* lanes) {
-  for (int i = 0; i < kCount; ++i) {
-    Matrix matrix;
-    for (int row = 0; row < 8; ++row) {
-      std::memcpy(matrix.at[row], operands<MatrixOperands>(lanes[8 * i + row]).row, sizeof matrix.at[row]);
-    }
-    for (int lane = 0; lane < 32; ++lane) {
-      operands<MatrixOperands>(lanes[lane]).fragments.registers[i] = fragment(matrix, lane, kTransposed);
-    }
+  Matrix matrices[kCount];
+  for (int i = 0; i < 8 * kCount; ++i) {
+    std::memcpy(matrices[i / 8].at[i % 8], operands<MatrixOperands>(lanes[i]).row_smem, sizeof matrices[0].at[0]);
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    MatrixOperands& of = operands<MatrixOperands>(lanes[lane]);
+    for (int i = 0; i < kCount; ++i) of.registers[i] = fragment(matrices[i], lane, kTransposed);
   }
 }
 
@@ -114,10 +107,10 @@ void store(const WarpMeeting&, Thread* lanes) {
   for (int i = 0; i < kCount; ++i) {
     Matrix matrix;
     for (int lane = 0; lane < 32; ++lane) {
-      set_fragment(matrix, lane, operands<MatrixOperands>(lanes[lane]).fragments.registers[i]);
+      set_fragment(matrix, lane, operands<MatrixOperands>(lanes[lane]).registers[i]);
     }
     for (int row = 0; row < 8; ++row) {
-      std::memcpy(operands<MatrixOperands>(lanes[8 * i + row]).row, matrix.at[row], sizeof matrix.at[row]);
+      std::memcpy(operands<MatrixOperands>(lanes[8 * i + row]).row_smem, matrix.at[row], sizeof matrix.at[row]);
     }
   }
 }
@@ -140,6 +133,12 @@ const WarpOperation kStores[] = {{"store_matrices<1>", false, store<1>},
                                  {"store_matrices<4>", false, store<4>}};
 const WarpOperation kTranspose{"transposed_matrix", false, transpose};
 
+[[noreturn, gnu::noinline]] void report_row(const WarpOperation& operation, const char* why, Site site) {
+  const int lane = t_thread->lane;
+  fault(site, std::string(operation.name) + ": row " + std::to_string(lane % 8) + " of matrix " +
+                  std::to_string(lane / 8) + ", whose address lane " + std::to_string(lane) + " gives, " + why);
+}
+
 /// This lane's row has to be 16 aligned bytes of its block's shared memory. The row is touched when all lanes have
 /// come; to the checks it is an access of this lane, which stands still until then.
 void check_row(const WarpOperation& operation, int count, const void* row, AccessKind kind, Site site) {
@@ -148,14 +147,12 @@ void check_row(const WarpOperation& operation, int count, const void* row, Acces
   const BlockMemory& memory = *me.block->memory;
   const std::uintptr_t offset =
       reinterpret_cast<std::uintptr_t>(row) - reinterpret_cast<std::uintptr_t>(memory.shared());
-  const auto refuse = [&](const char* why) {
-    fault(site, std::string(operation.name) + ": row " + std::to_string(me.lane % 8) + " of matrix " +
-                    std::to_string(me.lane / 8) + ", whose address lane " + std::to_string(me.lane) + " gives, " + why);
-  };
   if (offset >= memory.shared_bytes() || memory.shared_bytes() - offset < 16) {
-    refuse("is not in this block's shared memory");
+    report_row(operation, "is not in this block's shared memory", site);
   }
-  if (reinterpret_cast<std::uintptr_t>(row) % 16) refuse("has to start at a multiple of 16 bytes");
+  if (reinterpret_cast<std::uintptr_t>(row) % 16) {
+    report_row(operation, "has to start at a multiple of 16 bytes", site);
+  }
   if (checking()) observe_access(row, 16, kind, Place::site(site));
 }
 
@@ -173,22 +170,19 @@ void mma_bf16(MmaFragments& fragments, Site site) {
   meet(kAllLanes, kMmaBf16, site);
 }
 
-MatrixFragments load_matrices(int count, bool transposed, const void* row_smem, Site site) {
+void load_matrices(int count, bool transposed, MatrixOperands& operands, Site site) {
   const Unwatched scope;
   const WarpOperation& operation = (transposed ? kTransposedLoads : kLoads)[count / 2];
-  check_row(operation, count, row_smem, AccessKind::load, site);
-  MatrixOperands mine{const_cast<void*>(row_smem), {}};
-  t_thread->operands = &mine;
+  check_row(operation, count, operands.row_smem, AccessKind::load, site);
+  t_thread->operands = &operands;
   meet(kAllLanes, operation, site);
-  return mine.fragments;
 }
 
-void store_matrices(int count, void* row_smem, const MatrixFragments& fragments, Site site) {
+void store_matrices(int count, MatrixOperands& operands, Site site) {
   const Unwatched scope;
   const WarpOperation& operation = kStores[count / 2];
-  check_row(operation, count, row_smem, AccessKind::store, site);
-  MatrixOperands mine{row_smem, fragments};
-  t_thread->operands = &mine;
+  check_row(operation, count, operands.row_smem, AccessKind::store, site);
+  t_thread->operands = &operands;
   meet(kAllLanes, operation, site);
 }
 

@@ -19,12 +19,14 @@ struct MmaFragments {
 void mma_fp16(MmaFragments& fragments, Site site);
 void mma_bf16(MmaFragments& fragments, Site site);
 
-/// The first `count` of the registers are a lane's fragments of so many matrices.
-struct MatrixFragments {
+/// What a lane brings to load_matrices or store_matrices: the row whose address it gives, and its fragments of the
+/// matrices, one a register, which it takes home from load_matrices.
+struct MatrixOperands {
+  void* row_smem;
   std::uint32_t registers[4];
 };
-MatrixFragments load_matrices(int count, bool transposed, const void* row_smem, Site site);
-void store_matrices(int count, void* row_smem, const MatrixFragments& fragments, Site site);
+void load_matrices(int count, bool transposed, MatrixOperands& operands, Site site);
+void store_matrices(int count, MatrixOperands& operands, Site site);
 std::uint32_t transposed_matrix(std::uint32_t fragment, Site site);
 
 }  // namespace emulator
@@ -48,7 +50,8 @@ void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t
 template <int kCount>
 void load_matrices(std::uint32_t (&r)[kCount], const void* row_smem, emulator::Site site = emulator::Site::here()) {
   static_assert(kCount == 1 || kCount == 2 || kCount == 4, "ldmatrix loads 1, 2 or 4 matrices");
-  const emulator::MatrixFragments loaded = emulator::load_matrices(kCount, false, row_smem, site);
+  emulator::MatrixOperands loaded{const_cast<void*>(row_smem), {}};
+  emulator::load_matrices(kCount, false, loaded, site);
   for (int i = 0; i < kCount; ++i) r[i] = loaded.registers[i];
 }
 
@@ -56,16 +59,17 @@ template <int kCount>
 void load_matrices_transposed(std::uint32_t (&r)[kCount], const void* row_smem,
                               emulator::Site site = emulator::Site::here()) {
   static_assert(kCount == 1 || kCount == 2 || kCount == 4, "ldmatrix loads 1, 2 or 4 matrices");
-  const emulator::MatrixFragments loaded = emulator::load_matrices(kCount, true, row_smem, site);
+  emulator::MatrixOperands loaded{const_cast<void*>(row_smem), {}};
+  emulator::load_matrices(kCount, true, loaded, site);
   for (int i = 0; i < kCount; ++i) r[i] = loaded.registers[i];
 }
 
 template <int kCount>
 void store_matrices(void* row_smem, const std::uint32_t (&r)[kCount], emulator::Site site = emulator::Site::here()) {
   static_assert(kCount == 1 || kCount == 2 || kCount == 4, "stmatrix stores 1, 2 or 4 matrices");
-  emulator::MatrixFragments fragments{};
-  for (int i = 0; i < kCount; ++i) fragments.registers[i] = r[i];
-  emulator::store_matrices(kCount, row_smem, fragments, site);
+  emulator::MatrixOperands operands{row_smem, {}};
+  for (int i = 0; i < kCount; ++i) operands.registers[i] = r[i];
+  emulator::store_matrices(kCount, operands, site);
 }
 
 inline std::uint32_t transposed_matrix(std::uint32_t fragment, emulator::Site site = emulator::Site::here()) {

@@ -25,7 +25,8 @@ struct Box {
   std::span<const int> coordinates() const { return {at, map.rank}; }
 };
 
-Box checked_box(const TensorMap& map, std::span<const int> at, const void* smem, const char* name, Site site) {
+Box checked_box(const TensorMap& map, std::span<const int> at, const void* smem, BoxMove move, const char* name,
+                Site site) {
   const Block& block = *t_thread->block;
   const auto refuse = [&](const std::string& sentence) { fault(site, std::string(name) + ": " + sentence); };
   if (!is_tensor_map(map)) refuse("this is not a tensor map that make_tensor_map() has made");
@@ -33,7 +34,7 @@ Box checked_box(const TensorMap& map, std::span<const int> at, const void* smem,
   const std::ptrdiff_t offset = block.shared_offset(smem, 1);
   if (offset < 0) refuse("the tile is not in this block's shared memory");
   box.tile = static_cast<std::size_t>(offset);
-  const std::string wrong = box_fault(box.map, at, box.tile, block.memory->shared_bytes());
+  const std::string wrong = box_fault(box.map, at, box.tile, block.memory->shared_bytes(), move);
   if (!wrong.empty()) refuse(wrong);
   std::copy(at.begin(), at.end(), box.at);
   for (std::uint32_t i = 0; i < box.map.rows(); ++i) {
@@ -180,7 +181,7 @@ struct StoreGroups {
 
 void start_load(void* to_smem, const TensorMap& map, Mbarrier& barrier, std::span<const int> at, Site site) {
   const Unwatched scope;
-  const Box box = checked_box(map, at, to_smem, "tma_load", site);
+  const Box box = checked_box(map, at, to_smem, BoxMove::load, "tma_load", site);
   Block& block = *t_thread->block;
   MbarrierState& state = mbarrier_for_operation(block, barrier_offset(barrier, "tma_load", site), "tma_load", site);
   record(TimelineEvent::Kind::issue, site);
@@ -192,7 +193,7 @@ void start_multicast(void* to_smem, const TensorMap& map, Mbarrier& barrier, std
                      std::span<const int> at, Site site) {
   const Unwatched scope;
   const char* const name = "tma_load_multicast";
-  const Box box = checked_box(map, at, to_smem, name, site);
+  const Box box = checked_box(map, at, to_smem, BoxMove::load, name, site);
   const std::size_t offset = barrier_offset(barrier, name, site);
   if (blocks == 0) fault(site, "tma_load_multicast: the mask names no block");
   record(TimelineEvent::Kind::issue, site);
@@ -207,7 +208,7 @@ void start_multicast(void* to_smem, const TensorMap& map, Mbarrier& barrier, std
 void start_store(const TensorMap& map, const void* from_smem, bool adds, std::span<const int> at, Site site) {
   const Unwatched scope;
   const char* const name = adds ? "tma_reduce_add" : "tma_store";
-  const Box box = checked_box(map, at, from_smem, name, site);
+  const Box box = checked_box(map, at, from_smem, BoxMove::store, name, site);
   if (adds) {
     const std::string wrong = reduce_fault(box.map);
     if (!wrong.empty()) fault(site, wrong);

@@ -10,14 +10,28 @@
 namespace gpu::emulator {
 namespace {
 
-void require_sound_mask(const Block& block, const Thread& me, unsigned mask, const char* name, Site site) {
+// The reports are functions of their own, which are not inlined: the room for their texts would be part of the frames
+// that a suspended thread keeps in the cache.
+
+[[noreturn, gnu::noinline]] void report_unsound_mask(const Block& block, const Thread& me, unsigned mask,
+                                                     unsigned missing, const char* name, Site site) {
   if (!(mask >> me.lane & 1u)) fault(site, std::string(name) + ": the calling lane is not in its own mask");
-  const unsigned missing = mask & ~block.alive_lanes[static_cast<std::size_t>(me.warp)];
-  if (!missing) return;
   const int lane = std::countr_zero(missing);
   const bool never = static_cast<std::size_t>(me.warp * 32 + lane) >= block.threads.size();
   fault(site, std::string(name) + ": lane " + std::to_string(lane) + " is named in the mask, but " +
                   (never ? "the block has no such thread" : "its thread has exited"));
+}
+
+void require_sound_mask(const Block& block, const Thread& me, unsigned mask, const char* name, Site site) {
+  const unsigned missing = mask & ~block.alive_lanes[static_cast<std::size_t>(me.warp)];
+  if (!(mask >> me.lane & 1u) || missing) report_unsound_mask(block, me, mask, missing, name, site);
+}
+
+[[noreturn, gnu::noinline]] void report_divergence(const WarpMeeting& meeting, const WarpOperation& operation,
+                                                   Site site) {
+  fault(site, std::string("divergent warp: ") + operation.name + " here, but lanes of the same mask are in " +
+                  meeting.operation->name + " at " + short_path(meeting.site.file) + ":" +
+                  std::to_string(meeting.site.line));
 }
 
 void complete_shuffle(const WarpMeeting& meeting, Thread* lanes) {
@@ -47,7 +61,7 @@ const WarpOperation kVote{"a warp vote", false, complete_vote};
 const WarpOperation kElect{"elect_one", false, [](const WarpMeeting&, Thread*) {}};
 
 /// All lanes are here.
-void complete(Block& block, const WarpMeeting& meeting, int warp) {
+[[gnu::noinline]] void complete(Block& block, const WarpMeeting& meeting, int warp) {
   if (block.accesses || (block.race && meeting.operation->is_barrier)) {
     std::vector<int> members;
     for (unsigned bits = meeting.mask; bits; bits &= bits - 1) members.push_back(warp * 32 + std::countr_zero(bits));
@@ -59,7 +73,7 @@ void complete(Block& block, const WarpMeeting& meeting, int warp) {
 
 }  // namespace
 
-void meet(unsigned mask, const WarpOperation& operation, Site site) {
+bool arrive_at_meeting(unsigned mask, const WarpOperation& operation, Site site) {
   Thread& me = *t_thread;
   Block& block = *me.block;
   require_sound_mask(block, me, mask, operation.name, site);
@@ -75,20 +89,15 @@ void meet(unsigned mask, const WarpOperation& operation, Site site) {
     if (!meeting) meeting = &meetings.emplace_back();
     *meeting = {mask, 0, &operation, site};
   } else if (meeting->operation != &operation || (!operation.is_barrier && !(meeting->site == site))) {
-    fault(site, std::string("divergent warp: ") + operation.name + " here, but lanes of the same mask are in " +
-                    meeting->operation->name + " at " + short_path(meeting->site.file) + ":" +
-                    std::to_string(meeting->site.line));
+    report_divergence(*meeting, operation, site);
   }
   meeting->arrived |= 1u << me.lane;
-  if (meeting->arrived != mask) {
-    wait_for(operation.name, site, mask);
-    return;
-  }
+  if (meeting->arrived != mask) return false;
   complete(block, *meeting, me.warp);
   meeting->arrived = 0;
   block.progress();
-  for (unsigned bits = mask & ~(1u << me.lane); bits; bits &= bits - 1)
-    block.wake(me.warp * 32 + std::countr_zero(bits));
+  block.queue.push_lanes(me.warp, mask & ~(1u << me.lane));
+  return true;
 }
 
 std::uint64_t shuffle(unsigned mask, std::uint64_t bits, int source, Site site) {

@@ -5,8 +5,10 @@
 #include <cstdlib>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace attention {
@@ -21,8 +23,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 struct Place {
   int batch = 0;
   int head = 0;
-  int query = 0;
-  int column = 0;  ///< of the entry of O farthest from the reference, or of a NaN
+  int position = 0;  ///< of a query, or of a key
+  int column = 0;    ///< of the row's entry farthest from the reference, or of a NaN
   double value = 0;
   double expected = 0;
 };
@@ -40,9 +42,42 @@ void worsen(double& worst, Place& worst_place, double error, const Place& place)
   worst_place = place;
 }
 
-/// max |V| over the keys that each query of a head sees, 0 where it sees none. Both ends of the visible run only move
-/// to the right as the query grows, so a queue of candidates in falling order serves all queries in one pass.
-std::vector<double> largest_visible_values(const Problem& p, std::span<const float> v, int b, int head_kv) {
+/// How far a row is from the reference.
+struct RowDifference {
+  double norm = 0;           ///< ‖row − expected‖₂; NaN counts as infinite
+  double largest = -1;       ///< max |row − expected|
+  double expected_norm = 0;  ///< ‖expected‖₂
+  int column = 0;            ///< where the largest is
+};
+
+RowDifference row_difference(const float* row, const double* expected, int head_dim) {
+  RowDifference result;
+  double squared_difference = 0, squared_norm = 0;
+  for (int c = 0; c < head_dim; ++c) {
+    double difference = std::abs(row[c] - expected[c]);
+    if (std::isnan(difference)) difference = kInfinity;
+    squared_difference += difference * difference;
+    squared_norm += expected[c] * expected[c];
+    if (difference > result.largest) {
+      result.largest = difference;
+      result.column = c;
+    }
+  }
+  result.norm = std::sqrt(squared_difference);
+  result.expected_norm = std::sqrt(squared_norm);
+  return result;
+}
+
+/// Where the size is 0, an exact 0 is right and anything else is infinitely wrong.
+double ratio(double difference, double size) {
+  return difference == 0 ? 0.0 : size > 0 ? difference / size : kInfinity;
+}
+
+/// The largest value(key) ≥ 0 of the keys that each query of a head sees, 0 where it sees none. Both ends of the
+/// visible run only move to the right as the query grows, so a queue of candidates in falling order serves all queries
+/// in one pass.
+template <class Value>
+std::vector<double> largest_of_seen(const Problem& p, Value value) {
   std::vector<double> largest(static_cast<std::size_t>(p.seqlen_q), 0.0);
   struct Candidate {
     int key;
@@ -54,16 +89,45 @@ std::vector<double> largest_visible_values(const Problem& p, std::span<const flo
     const KeyRange keys = visible_keys(p.mask, i, p.seqlen_q, p.seqlen_kv);
     if (keys.empty()) continue;
     for (; next < keys.end; ++next) {
-      const float* row = v.data() + p.strides_v().offset(b, next, head_kv);
-      double value = 0;
-      for (int c = 0; c < p.head_dim; ++c) value = std::max(value, std::abs(double(row[c])));
-      while (!candidates.empty() && candidates.back().value <= value) candidates.pop_back();
-      candidates.push_back({next, value});
+      const Candidate candidate{next, value(next)};
+      while (!candidates.empty() && candidates.back().value <= candidate.value) candidates.pop_back();
+      candidates.push_back(candidate);
     }
     while (candidates.front().key < keys.begin) candidates.pop_front();
     largest[static_cast<std::size_t>(i)] = candidates.front().value;
   }
   return largest;
+}
+
+double largest_entry(const float* row, int head_dim) {
+  double value = 0;
+  for (int c = 0; c < head_dim; ++c) value = std::max(value, std::abs(double(row[c])));
+  return value;
+}
+
+double norm(const float* row, int head_dim) {
+  double squared = 0;
+  for (int c = 0; c < head_dim; ++c) squared += double(row[c]) * row[c];
+  return std::sqrt(squared);
+}
+
+/// The largest |scale| · ‖q‖ · ‖k‖ of a query and a key that it sees: no score is larger, nor any part of its sum by
+/// much.
+double largest_possible_score(const Problem& p, std::span<const float> q, std::span<const float> k) {
+  double largest = 0;
+  const int group = p.heads_q / p.heads_kv;
+  std::vector<double> largest_key;
+  for (int b = 0; b < p.batch; ++b)
+    for (int head = 0; head < p.heads_q; ++head) {
+      const int head_kv = head / group;
+      if (head % group == 0)
+        largest_key = largest_of_seen(
+            p, [&](int key) { return norm(k.data() + p.strides_k().offset(b, key, head_kv), p.head_dim); });
+      for (int i = 0; i < p.seqlen_q; ++i)
+        largest = std::max(largest, norm(q.data() + p.strides_q().offset(b, i, head), p.head_dim) *
+                                        largest_key[static_cast<std::size_t>(i)]);
+    }
+  return std::abs(double(p.scale())) * largest;
 }
 
 void require_size(const char* array, std::size_t size, std::size_t needed) {
@@ -88,30 +152,18 @@ Measurement measure(const Problem& p, std::span<const float> o, std::span<const 
   std::vector<double> largest;
   for (int b = 0; b < p.batch; ++b) {
     for (int head = 0; head < p.heads_q; ++head) {
-      if (head % group == 0) largest = largest_visible_values(p, v, b, head / group);
+      const int head_kv = head / group;
+      if (head % group == 0)
+        largest = largest_of_seen(
+            p, [&](int key) { return largest_entry(v.data() + p.strides_v().offset(b, key, head_kv), p.head_dim); });
       for (int i = 0; i < p.seqlen_q; ++i) {
         const float* row = o.data() + strides.offset(b, i, head);
         const double* expected = reference.o.data() + dense.offset(b, i, head);
-        double squared_difference = 0, squared_norm = 0, largest_difference = -1;
-        Place place{b, head, i, 0, 0, 0};
-        for (int c = 0; c < p.head_dim; ++c) {
-          double difference = std::abs(row[c] - expected[c]);
-          if (std::isnan(difference)) difference = kInfinity;
-          squared_difference += difference * difference;
-          squared_norm += expected[c] * expected[c];
-          if (difference > largest_difference) {
-            largest_difference = difference;
-            place.column = c;
-            place.value = row[c];
-            place.expected = expected[c];
-          }
-        }
-        // Where the divisor is 0, an exact 0 is right and anything else is infinitely wrong.
-        const auto ratio = [](double difference, double size) {
-          return difference == 0 ? 0.0 : size > 0 ? difference / size : kInfinity;
-        };
-        const double relative = ratio(std::sqrt(squared_difference), std::sqrt(squared_norm));
-        const double absolute = ratio(largest_difference, largest[static_cast<std::size_t>(i)]);
+        const RowDifference difference = row_difference(row, expected, p.head_dim);
+        const int c = difference.column;
+        const Place place{b, head, i, c, row[c], expected[c]};
+        const double relative = ratio(difference.norm, difference.expected_norm);
+        const double absolute = ratio(difference.largest, largest[static_cast<std::size_t>(i)]);
         worsen(worst.error.relative, worst.relative, relative, place);
         worsen(worst.error.absolute, worst.absolute, absolute, place);
 
@@ -141,16 +193,76 @@ std::string show(double value, int digits) {
   return out.str();
 }
 
-std::string complaint(const char* what, double error, double allowed, const Place& place, bool is_lse) {
+std::string complaint(const std::string& what, double error, double allowed, const Place& place, const char* position,
+                      const std::string& entry) {
   std::ostringstream out;
   out << what << " " << show(error, 3) << ", allowed " << show(allowed, 3) << ", at batch " << place.batch << ", head "
-      << place.head << ", query " << place.query << ": ";
-  if (is_lse)
-    out << "LSE";
-  else
-    out << "O[" << place.column << "]";
-  out << " is " << show(place.value, 9) << ", the reference " << show(place.expected, 9);
+      << place.head << ", " << position << " " << place.position << ": " << entry << " is " << show(place.value, 9)
+      << ", the reference " << show(place.expected, 9);
   return out.str();
+}
+
+std::string element(const char* array, const Place& place) {
+  return std::string(array) + "[" + std::to_string(place.column) + "]";
+}
+
+/// An infinite error is wrong even where plain attention itself overflowed: no yardstick excuses a NaN.
+bool within(double error, double allowed) { return std::isfinite(error) && error <= allowed; }
+
+/// The worst row of one gradient: its error over its magnitude.
+struct GradientMeasurement {
+  double error = 0;
+  Place place;
+};
+
+GradientMeasurement measure_gradient(const char* name, const Problem& p, std::span<const float> gradient,
+                                     const Strides& strides, std::int64_t elements, int seqlen, int heads,
+                                     const std::vector<double>& reference, const std::vector<double>& magnitudes) {
+  const std::size_t rows = static_cast<std::size_t>(p.batch) * seqlen * heads;
+  require_size(name, gradient.size(), static_cast<std::size_t>(elements));
+  require_size((std::string("reference.") + name).c_str(), reference.size(), rows * p.head_dim);
+  require_size((std::string("magnitudes.") + name).c_str(), magnitudes.size(), rows);
+  GradientMeasurement worst;
+  std::size_t row_index = 0;
+  for (int b = 0; b < p.batch; ++b)
+    for (int position = 0; position < seqlen; ++position)
+      for (int head = 0; head < heads; ++head, ++row_index) {
+        const float* row = gradient.data() + strides.offset(b, position, head);
+        const double* expected = reference.data() + row_index * p.head_dim;
+        const RowDifference difference = row_difference(row, expected, p.head_dim);
+        const int c = difference.column;
+        worsen(worst.error, worst.place, ratio(difference.norm, magnitudes[row_index]),
+               {b, head, position, c, row[c], expected[c]});
+      }
+  return worst;
+}
+
+struct BackwardMeasurement {
+  GradientMeasurement dq, dk, dv;
+  BackwardError error() const { return {dq.error, dk.error, dv.error}; }
+};
+
+BackwardMeasurement measure(const Problem& p, std::span<const float> dq, std::span<const float> dk,
+                            std::span<const float> dv, const ReferenceBackward& reference,
+                            const BackwardMagnitudes& magnitudes) {
+  p.validate();
+  return {measure_gradient("dq", p, dq, p.strides_dq(), p.elements_dq(), p.seqlen_q, p.heads_q, reference.dq,
+                           magnitudes.dq),
+          measure_gradient("dk", p, dk, p.strides_dk(), p.elements_dk(), p.seqlen_kv, p.heads_kv, reference.dk,
+                           magnitudes.dk),
+          measure_gradient("dv", p, dv, p.strides_dv(), p.elements_dv(), p.seqlen_kv, p.heads_kv, reference.dv,
+                           magnitudes.dv)};
+}
+
+/// Where a mistake is most likely, from the gradients that are wrong: only dQ and dK use dS and D, dQ sums over keys,
+/// dK and dV over queries and over the group.
+std::string suspicion(bool dq_wrong, bool dk_wrong, bool dv_wrong) {
+  if (dq_wrong && dk_wrong) return dv_wrong ? "look at P and LSE" : "dV is right: look at D and dP";
+  if (dk_wrong && dv_wrong) return "dQ is right: look at the sum over queries and over the heads of a group";
+  if (dq_wrong && dv_wrong) return "dK is right: look at the sums of the two others";
+  return dq_wrong   ? "dK and dV are right: look at the sum over keys"
+         : dk_wrong ? "dQ and dV are right: look at the sum that makes dK"
+                    : "dQ and dK are right: look at the sum that makes dV";
 }
 
 }  // namespace
@@ -183,16 +295,14 @@ Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<cons
   const ForwardError& error = found.error;
   const ForwardError& allowed = yardstick.allowed;
   Verdict verdict{false, error, allowed, ""};
-  // An infinite error is wrong even where plain attention itself overflowed: no yardstick excuses a NaN.
-  const auto within = [](double value, double limit) { return std::isfinite(value) && value <= limit; };
   if (!within(error.relative, allowed.relative))
-    verdict.sentence =
-        complaint("wrong: relative error of a row of O is", error.relative, allowed.relative, found.relative, false);
+    verdict.sentence = complaint("wrong: relative error of a row of O is", error.relative, allowed.relative,
+                                 found.relative, "query", element("O", found.relative));
   else if (!within(error.absolute, allowed.absolute))
-    verdict.sentence =
-        complaint("wrong: error of O over max |V| is", error.absolute, allowed.absolute, found.absolute, false);
+    verdict.sentence = complaint("wrong: error of O over max |V| is", error.absolute, allowed.absolute, found.absolute,
+                                 "query", element("O", found.absolute));
   else if (!within(error.lse, allowed.lse))
-    verdict.sentence = complaint("wrong: error of LSE is", error.lse, allowed.lse, found.lse, true);
+    verdict.sentence = complaint("wrong: error of LSE is", error.lse, allowed.lse, found.lse, "query", "LSE");
   else {
     verdict.right = true;
     verdict.sentence = "right";
@@ -203,6 +313,66 @@ Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<cons
 Verdict judge_forward(const Problem& p, std::span<const float> q, std::span<const float> k, std::span<const float> v,
                       std::span<const float> o, std::span<const float> lse) {
   return judge_forward(p, v, o, lse, make_forward_yardstick(p, q, k, v));
+}
+
+double BackwardError::largest() const { return std::max({dq, dk, dv}); }
+
+BackwardYardstick make_backward_yardstick(const Problem& p, std::span<const float> q, std::span<const float> k,
+                                          std::span<const float> v, std::span<const float> dout,
+                                          std::span<const float> dlse) {
+  ReferencePass pass = reference_pass(p, q, k, v, dout, dlse);
+  BackwardYardstick yardstick;
+  yardstick.o.assign(static_cast<std::size_t>(p.elements_o()), std::numeric_limits<float>::quiet_NaN());
+  const Strides dense = contiguous_strides(p.seqlen_q, p.heads_q, p.head_dim);
+  for (int b = 0; b < p.batch; ++b)
+    for (int i = 0; i < p.seqlen_q; ++i)
+      for (int head = 0; head < p.heads_q; ++head) {
+        const double* row = pass.forward.o.data() + dense.offset(b, i, head);
+        std::copy_n(row, p.head_dim, yardstick.o.data() + p.strides_o().offset(b, i, head));
+      }
+  yardstick.lse.assign(pass.forward.lse.begin(), pass.forward.lse.end());
+  yardstick.reference = std::move(pass.gradients);
+  yardstick.magnitudes = std::move(pass.magnitudes);
+
+  Problem dense_gradients = p;
+  dense_gradients.dq_strides = dense_gradients.dk_strides = dense_gradients.dv_strides = std::nullopt;
+  for (const PlainForm form : {PlainForm::textbook, PlainForm::folded_scale}) {
+    const PlainBackward plain = plain_backward_f32(p, q, k, v, yardstick.o, yardstick.lse, dout, dlse, form);
+    const BackwardError error =
+        measure(dense_gradients, plain.dq, plain.dk, plain.dv, yardstick.reference, yardstick.magnitudes).error();
+    yardstick.plain = {std::max(yardstick.plain.dq, error.dq), std::max(yardstick.plain.dk, error.dk),
+                       std::max(yardstick.plain.dv, error.dv)};
+  }
+  double exponent = std::max(1.0, largest_possible_score(p, q, k));
+  for (const float lse : yardstick.lse)
+    if (std::isfinite(lse)) exponent = std::max(exponent, std::abs(double(lse)));
+  const auto allow = [exponent](double plain) { return 2 * plain + kTwoUlps * exponent; };
+  yardstick.allowed = {allow(yardstick.plain.dq), allow(yardstick.plain.dk), allow(yardstick.plain.dv)};
+  return yardstick;
+}
+
+BackwardVerdict judge_backward(const Problem& p, std::span<const float> dq, std::span<const float> dk,
+                               std::span<const float> dv, const BackwardYardstick& yardstick) {
+  const BackwardMeasurement found = measure(p, dq, dk, dv, yardstick.reference, yardstick.magnitudes);
+  const BackwardError& allowed = yardstick.allowed;
+  BackwardVerdict verdict{false, found.error(), allowed, ""};
+  const bool dq_wrong = !within(found.dq.error, allowed.dq);
+  const bool dk_wrong = !within(found.dk.error, allowed.dk);
+  const bool dv_wrong = !within(found.dv.error, allowed.dv);
+  verdict.right = !dq_wrong && !dk_wrong && !dv_wrong;
+  if (verdict.right) {
+    verdict.sentence = "right";
+    return verdict;
+  }
+  const auto wrong = [](const char* array, const GradientMeasurement& worst, double limit, const char* position) {
+    return complaint("wrong: error of a row of " + std::string(array) + " over its terms is", worst.error, limit,
+                     worst.place, position, element(array, worst.place));
+  };
+  verdict.sentence = dq_wrong   ? wrong("dQ", found.dq, allowed.dq, "query")
+                     : dk_wrong ? wrong("dK", found.dk, allowed.dk, "key")
+                                : wrong("dV", found.dv, allowed.dv, "key");
+  verdict.sentence += " (" + suspicion(dq_wrong, dk_wrong, dv_wrong) + ")";
+  return verdict;
 }
 
 }  // namespace attention

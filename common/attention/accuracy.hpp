@@ -52,4 +52,45 @@ Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<cons
 Verdict judge_forward(const Problem& p, std::span<const float> q, std::span<const float> k, std::span<const float> v,
                       std::span<const float> o, std::span<const float> lse);
 
+/// Worst errors over the rows of dQ, dK and dV: ‖x − ref‖₂ over the row's entry in BackwardMagnitudes. A row whose
+/// magnitude is 0 must be exactly 0.
+struct BackwardError {
+  double dq = 0, dk = 0, dv = 0;
+  double largest() const;
+};
+
+/// Outcome of the accuracy rule for gradients.
+struct BackwardVerdict {
+  bool right = false;
+  BackwardError error;    ///< of the kernel
+  BackwardError allowed;  ///< as in the yardstick
+  /// "right", or what is wrong, where the worst row is, and which gradients are right: a hint at the cause.
+  std::string sentence;
+};
+
+/// What a problem's gradients are measured against, and the O and LSE that its kernels are given.
+///
+/// The 2 ulps are those of the numbers in P = exp(S − LSE), where these are larger than 1: P is as far off, in
+/// proportion, as they are in their last places. The forward divides that away, the backward cannot, and over few rows
+/// plain attention may escape it by luck (one key: S = LSE to the bit).
+struct BackwardYardstick {
+  std::vector<float> o;    ///< the reference's O in fp32, by the problem's o strides; gaps hold NaN
+  std::vector<float> lse;  ///< the reference's LSE in fp32
+  ReferenceBackward reference;
+  BackwardMagnitudes magnitudes;
+  BackwardError plain;  ///< of plain_backward_f32 on that O and LSE, the worse of its two forms
+  /// 2 × plain + 2 ulps · max(1, |LSE|, |scale| · ‖q‖ · ‖k‖), the largest of all rows and pairs that are seen.
+  BackwardError allowed;
+};
+
+/// Computes all of it. \throws std::invalid_argument if the problem is not valid or a span is too short for it.
+BackwardYardstick make_backward_yardstick(const Problem& p, std::span<const float> q, std::span<const float> k,
+                                          std::span<const float> v, std::span<const float> dout,
+                                          std::span<const float> dlse = {});
+
+/// Whether gradients, laid out by the problem's dq, dk and dv strides (gaps are not looked at), are right: each of the
+/// three errors within what is allowed. NaN is never right.
+BackwardVerdict judge_backward(const Problem& p, std::span<const float> dq, std::span<const float> dk,
+                               std::span<const float> dv, const BackwardYardstick& yardstick);
+
 }  // namespace attention

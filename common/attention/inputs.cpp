@@ -147,7 +147,7 @@ Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
 std::vector<float> make_output_gradient(const Problem& p, std::uint64_t seed) {
   p.validate();
   Generator random(seed, Stream::output_gradient);
-  return fill(p.elements_o(), p.strides_o(), p, p.seqlen_q, p.heads_q,
+  return fill(p.elements_dout(), p.strides_dout(), p, p.seqlen_q, p.heads_q,
               [&](int) { return [&](int) { return kMean + random.normal(); }; });
 }
 

@@ -30,7 +30,8 @@ struct Inputs {
 };
 Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed);
 
-/// A normal array (mean 0.3, standard deviation 1) with the layout of O, for dO; gaps hold NaN.
+/// A normal array (mean 0.3, standard deviation 1) for dO, laid out by the problem's dout strides; gaps hold NaN, and
+/// rows that share elements (stride 0: an expanded gradient) what the last of them drew.
 std::vector<float> make_output_gradient(const Problem& p, std::uint64_t seed);
 
 }  // namespace attention

@@ -75,7 +75,7 @@ void check_rows_apart(const std::string& field, const Strides& s, int batch, int
     if (axis.size <= 1) continue;
     if (axis.stride < extent)
       refuse(field + "." + axis.name + " must be at least " + std::to_string(extent) +
-             " so that rows of O do not overlap: it is " + std::to_string(axis.stride));
+             " so that rows do not overlap: it is " + std::to_string(axis.stride));
     extent += (axis.size - 1) * axis.stride;
   }
 }
@@ -104,6 +104,12 @@ std::int64_t Problem::elements_q() const { return span_elements(strides_q(), bat
 std::int64_t Problem::elements_k() const { return span_elements(strides_k(), batch, seqlen_kv, heads_kv, head_dim); }
 std::int64_t Problem::elements_v() const { return span_elements(strides_v(), batch, seqlen_kv, heads_kv, head_dim); }
 std::int64_t Problem::elements_o() const { return span_elements(strides_o(), batch, seqlen_q, heads_q, head_dim); }
+std::int64_t Problem::elements_dout() const {
+  return span_elements(strides_dout(), batch, seqlen_q, heads_q, head_dim);
+}
+std::int64_t Problem::elements_dq() const { return span_elements(strides_dq(), batch, seqlen_q, heads_q, head_dim); }
+std::int64_t Problem::elements_dk() const { return span_elements(strides_dk(), batch, seqlen_kv, heads_kv, head_dim); }
+std::int64_t Problem::elements_dv() const { return span_elements(strides_dv(), batch, seqlen_kv, heads_kv, head_dim); }
 
 std::int64_t Problem::visible_pairs() const {
   // A query at c sees the keys j ≤ c + right, less those with j ≤ c − left − 1. Both are counted by a clamped line.
@@ -130,6 +136,10 @@ std::string Problem::describe() const {
   mention("K", k_strides, seqlen_kv, heads_kv);
   mention("V", v_strides, seqlen_kv, heads_kv);
   mention("O", o_strides, seqlen_q, heads_q);
+  mention("dO", dout_strides, seqlen_q, heads_q);
+  mention("dQ", dq_strides, seqlen_q, heads_q);
+  mention("dK", dk_strides, seqlen_kv, heads_kv);
+  mention("dV", dv_strides, seqlen_kv, heads_kv);
   return out.str();
 }
 
@@ -154,7 +164,14 @@ void Problem::validate() const {
   check_strides("k_strides", strides_k(), batch, seqlen_kv, heads_kv, head_dim);
   check_strides("v_strides", strides_v(), batch, seqlen_kv, heads_kv, head_dim);
   check_strides("o_strides", strides_o(), batch, seqlen_q, heads_q, head_dim);
+  check_strides("dout_strides", strides_dout(), batch, seqlen_q, heads_q, head_dim);
+  check_strides("dq_strides", strides_dq(), batch, seqlen_q, heads_q, head_dim);
+  check_strides("dk_strides", strides_dk(), batch, seqlen_kv, heads_kv, head_dim);
+  check_strides("dv_strides", strides_dv(), batch, seqlen_kv, heads_kv, head_dim);
   if (seqlen_q > 0) check_rows_apart("o_strides", strides_o(), batch, seqlen_q, heads_q, head_dim);
+  if (seqlen_q > 0) check_rows_apart("dq_strides", strides_dq(), batch, seqlen_q, heads_q, head_dim);
+  if (seqlen_kv > 0) check_rows_apart("dk_strides", strides_dk(), batch, seqlen_kv, heads_kv, head_dim);
+  if (seqlen_kv > 0) check_rows_apart("dv_strides", strides_dv(), batch, seqlen_kv, heads_kv, head_dim);
 }
 
 }  // namespace attention

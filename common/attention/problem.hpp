@@ -67,6 +67,18 @@ constexpr KeyRange keys_of_all(Mask mask, int first_query, int last_query, int s
   return keys_of_any(mask, last_query, first_query, seqlen_q, seqlen_kv);
 }
 
+/// The queries begin ≤ i < end.
+using QueryRange = KeyRange;
+
+/// The queries that see at least one of the keys first … last: what a tile of them has to visit. An empty range is
+/// returned as {0, 0}.
+constexpr QueryRange queries_of_any(Mask mask, int first_key, int last_key, int seqlen_q, int seqlen_kv) {
+  const int begin = first_key - seqlen_kv - mask.right + seqlen_q;
+  const int end = last_key - seqlen_kv + mask.left + seqlen_q + 1;
+  const QueryRange queries{begin > 0 ? begin : 0, end < seqlen_q ? end : seqlen_q};
+  return queries.empty() ? QueryRange{0, 0} : queries;
+}
+
 /// Distances, in elements, between neighbours in [batch, seqlen, heads, head_dim]. The innermost distance must be 1,
 /// the others at least 0.
 ///
@@ -107,6 +119,8 @@ struct Problem {
   std::optional<float> softmax_scale{};
   /// Layouts; absent means dense.
   std::optional<Strides> q_strides{}, k_strides{}, v_strides{}, o_strides{};
+  /// Layouts of a backward pass; absent means that of O for dO, and dense for the gradients.
+  std::optional<Strides> dout_strides{}, dq_strides{}, dk_strides{}, dv_strides{};
 
   float scale() const;
   Strides strides_q() const { return q_strides.value_or(contiguous_strides(seqlen_q, heads_q, head_dim)); }
@@ -114,11 +128,20 @@ struct Problem {
   Strides strides_v() const { return v_strides.value_or(contiguous_strides(seqlen_kv, heads_kv, head_dim)); }
   Strides strides_o() const { return o_strides.value_or(contiguous_strides(seqlen_q, heads_q, head_dim)); }
 
+  Strides strides_dout() const { return dout_strides.value_or(strides_o()); }
+  Strides strides_dq() const { return dq_strides.value_or(contiguous_strides(seqlen_q, heads_q, head_dim)); }
+  Strides strides_dk() const { return dk_strides.value_or(contiguous_strides(seqlen_kv, heads_kv, head_dim)); }
+  Strides strides_dv() const { return dv_strides.value_or(contiguous_strides(seqlen_kv, heads_kv, head_dim)); }
+
   /// Elements a buffer needs to hold the array under its strides (last offset + 1; 0 for an empty array).
   std::int64_t elements_q() const;
   std::int64_t elements_k() const;
   std::int64_t elements_v() const;
   std::int64_t elements_o() const;
+  std::int64_t elements_dout() const;
+  std::int64_t elements_dq() const;
+  std::int64_t elements_dk() const;
+  std::int64_t elements_dv() const;
   std::int64_t elements_lse() const { return std::int64_t{batch} * heads_q * seqlen_q; }
 
   /// Number of visible (query, key) pairs of one head.
@@ -179,6 +202,84 @@ ForwardArgs<T> make_forward_args(const Problem& p, const T* q, const T* k, const
           p.head_dim,
           p.scale(),
           p.mask};
+}
+
+/// What a backward kernel is given, by value: the forward's inputs and results, and the gradient of its outputs.
+template <class T>
+struct BackwardArgs {
+  const T* q_gmem;         ///< [batch, seqlen_q, heads_q, head_dim]
+  const T* k_gmem;         ///< [batch, seqlen_kv, heads_kv, head_dim]
+  const T* v_gmem;         ///< [batch, seqlen_kv, heads_kv, head_dim]
+  const T* o_gmem;         ///< [batch, seqlen_q, heads_q, head_dim]
+  const float* lse_gmem;   ///< [batch, heads_q, seqlen_q], as the forward wrote it
+  const T* dout_gmem;      ///< [batch, seqlen_q, heads_q, head_dim]
+  const float* dlse_gmem;  ///< [batch, heads_q, seqlen_q]; null where nothing depends on the LSE
+  T* dq_gmem;              ///< [batch, seqlen_q, heads_q, head_dim]
+  T* dk_gmem;              ///< [batch, seqlen_kv, heads_kv, head_dim]
+  T* dv_gmem;              ///< [batch, seqlen_kv, heads_kv, head_dim]
+
+  Strides q_strides, k_strides, v_strides, o_strides, dout_strides, dq_strides, dk_strides, dv_strides;
+  int batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim;
+  float softmax_scale;
+  Mask mask;
+
+  constexpr int kv_head(int head_q) const { return head_q / (heads_q / heads_kv); }
+  constexpr KeyRange visible_keys(int query) const { return attention::visible_keys(mask, query, seqlen_q, seqlen_kv); }
+  constexpr const T* q_row(int b, int query, int head_q) const { return q_gmem + q_strides.offset(b, query, head_q); }
+  constexpr const T* k_row(int b, int key, int head_kv) const { return k_gmem + k_strides.offset(b, key, head_kv); }
+  constexpr const T* v_row(int b, int key, int head_kv) const { return v_gmem + v_strides.offset(b, key, head_kv); }
+  constexpr const T* o_row(int b, int query, int head_q) const { return o_gmem + o_strides.offset(b, query, head_q); }
+  constexpr const T* dout_row(int b, int query, int head_q) const {
+    return dout_gmem + dout_strides.offset(b, query, head_q);
+  }
+  constexpr T* dq_row(int b, int query, int head_q) const { return dq_gmem + dq_strides.offset(b, query, head_q); }
+  constexpr T* dk_row(int b, int key, int head_kv) const { return dk_gmem + dk_strides.offset(b, key, head_kv); }
+  constexpr T* dv_row(int b, int key, int head_kv) const { return dv_gmem + dv_strides.offset(b, key, head_kv); }
+  /// Index of a query in arrays [batch, heads_q, seqlen_q]: LSE, dLSE, D.
+  constexpr std::int64_t row_index(int b, int query, int head_q) const {
+    return (std::int64_t{b} * heads_q + head_q) * seqlen_q + query;
+  }
+};
+
+/// The arrays of a backward pass, to be bound to a problem.
+template <class T>
+struct BackwardArrays {
+  const T *q, *k, *v, *o;
+  const float* lse;
+  const T* dout;
+  const float* dlse = nullptr;
+  T *dq, *dk, *dv;
+};
+
+/// Binds the arrays of a problem to a kernel argument.
+template <class T>
+BackwardArgs<T> make_backward_args(const Problem& p, const BackwardArrays<T>& a) {
+  return {.q_gmem = a.q,
+          .k_gmem = a.k,
+          .v_gmem = a.v,
+          .o_gmem = a.o,
+          .lse_gmem = a.lse,
+          .dout_gmem = a.dout,
+          .dlse_gmem = a.dlse,
+          .dq_gmem = a.dq,
+          .dk_gmem = a.dk,
+          .dv_gmem = a.dv,
+          .q_strides = p.strides_q(),
+          .k_strides = p.strides_k(),
+          .v_strides = p.strides_v(),
+          .o_strides = p.strides_o(),
+          .dout_strides = p.strides_dout(),
+          .dq_strides = p.strides_dq(),
+          .dk_strides = p.strides_dk(),
+          .dv_strides = p.strides_dv(),
+          .batch = p.batch,
+          .heads_q = p.heads_q,
+          .heads_kv = p.heads_kv,
+          .seqlen_q = p.seqlen_q,
+          .seqlen_kv = p.seqlen_kv,
+          .head_dim = p.head_dim,
+          .softmax_scale = p.scale(),
+          .mask = p.mask};
 }
 
 }  // namespace attention

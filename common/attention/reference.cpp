@@ -18,6 +18,9 @@ using Vector = Eigen::VectorXd;
 /// Queries handled at once: wide enough for Eigen's blocked product, and S takes only 64 · seqlen_kv doubles.
 constexpr int kQueriesPerBlock = 64;
 
+/// Below it an fp32 number has fewer than 24 bits above 2⁻¹²⁶, under which GPUs may flush to 0.
+constexpr double kLeastExactP = 0x1p-102;
+
 void require_size(const char* array, std::size_t size, std::int64_t needed) {
   if (size >= static_cast<std::size_t>(needed)) return;
   throw std::invalid_argument(std::string(array) + " must hold " + std::to_string(needed) + " elements: it holds " +
@@ -29,6 +32,11 @@ void require_inputs(const Problem& p, std::span<const float> q, std::span<const 
   require_size("q", q.size(), p.elements_q());
   require_size("k", k.size(), p.elements_k());
   require_size("v", v.size(), p.elements_v());
+}
+
+void require_gradients(const Problem& p, std::span<const float> dout, std::span<const float> dlse) {
+  require_size("dout", dout.size(), p.elements_dout());
+  if (!dlse.empty()) require_size("dlse", dlse.size(), p.elements_lse());
 }
 
 /// Rows first … first + rows − 1 of one head as a dense float64 matrix [rows, head_dim]; gaps are never read.
@@ -45,6 +53,11 @@ Matrix gather(std::span<const float> array, const Strides& strides, int b, int h
 /// Offset of row (b, position, head) in a dense [batch, seqlen, heads, head_dim] array.
 std::int64_t dense_row(int b, int position, int head, int seqlen, int heads, int head_dim) {
   return contiguous_strides(seqlen, heads, head_dim).offset(b, position, head);
+}
+
+/// Index of a query in a dense [batch, heads, seqlen] array.
+std::size_t lse_entry(const Problem& p, int b, int query, int head) {
+  return (std::size_t(b) * p.heads_q + head) * p.seqlen_q + query;
 }
 
 /// A block of consecutive queries of one head and the run of keys that any of them sees.
@@ -92,15 +105,162 @@ Vector softmax_rows(const Problem& p, const QueryBlock& block, Matrix& s) {
   return lse;
 }
 
+/// Adds the least P that fp32 holds to 24 bits to every entry that is seen; a hidden one stays 0.
+void raise_seen(const Problem& p, const QueryBlock& block, Matrix& probabilities) {
+  for (int i = 0; i < block.size; ++i) {
+    const KeyRange keys = visible_keys(p.mask, block.first + i, p.seqlen_q, p.seqlen_kv);
+    if (!keys.empty()) probabilities.row(i).segment(keys.begin - block.keys.begin, keys.size()).array() += kLeastExactP;
+  }
+}
+
+/// O and LSE with nothing seen yet.
+ReferenceForward empty_forward(const Problem& p) {
+  return {std::vector<double>(std::size_t(p.elements_lse()) * p.head_dim, 0.0),
+          std::vector<double>(std::size_t(p.elements_lse()), -std::numeric_limits<double>::infinity())};
+}
+
+/// All float64 results of one problem. Without magnitudes it saves four of the ten matrix products.
+ReferencePass backward_pass(const Problem& p, std::span<const float> q, std::span<const float> k,
+                            std::span<const float> v, std::span<const float> dout, std::span<const float> dlse,
+                            bool with_magnitudes) {
+  require_inputs(p, q, k, v);
+  require_gradients(p, dout, dlse);
+  const int group = p.heads_q / p.heads_kv;
+  const double scale = p.scale();
+  const std::size_t rows_q = std::size_t(p.elements_lse());
+  const std::size_t rows_kv = std::size_t(p.batch) * p.seqlen_kv * p.heads_kv;
+  ReferencePass result;
+  result.forward = empty_forward(p);
+  result.gradients.dq.assign(rows_q * p.head_dim, 0.0);
+  result.gradients.dk.assign(rows_kv * p.head_dim, 0.0);
+  result.gradients.dv.assign(rows_kv * p.head_dim, 0.0);
+  if (with_magnitudes) {
+    result.magnitudes.dq.assign(rows_q, 0.0);
+    result.magnitudes.dk.assign(rows_kv, 0.0);
+    result.magnitudes.dv.assign(rows_kv, 0.0);
+  }
+
+  for (int b = 0; b < p.batch; ++b) {
+    for (int head_kv = 0; head_kv < p.heads_kv; ++head_kv) {
+      const Matrix keys = gather(k, p.strides_k(), b, head_kv, 0, p.seqlen_kv, p.head_dim);
+      const Matrix values = gather(v, p.strides_v(), b, head_kv, 0, p.seqlen_kv, p.head_dim);
+      Matrix dk = Matrix::Zero(p.seqlen_kv, p.head_dim);
+      Matrix dv = Matrix::Zero(p.seqlen_kv, p.head_dim);
+      Matrix keys_size, values_size, dk_size, dv_size;  // the same with absolute values
+      if (with_magnitudes) {
+        keys_size = keys.cwiseAbs();
+        values_size = values.cwiseAbs();
+        dk_size = dv_size = Matrix::Zero(p.seqlen_kv, p.head_dim);
+      }
+      for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
+        for (int first = 0; first < p.seqlen_q; first += kQueriesPerBlock) {
+          const QueryBlock block = query_block(p, first);
+          if (block.keys.empty()) continue;
+          const int begin = block.keys.begin, size = block.keys.size();
+          const Matrix queries = gather(q, p.strides_q(), b, head, first, block.size, p.head_dim);
+          const Matrix d_out = gather(dout, p.strides_dout(), b, head, first, block.size, p.head_dim);
+          Vector d_lse = Vector::Zero(block.size);
+          if (!dlse.empty())
+            for (int i = 0; i < block.size; ++i) d_lse[i] = dlse[lse_entry(p, b, first + i, head)];
+
+          Matrix probabilities = queries * keys.middleRows(begin, size).transpose();
+          const Vector lse = softmax_rows(p, block, probabilities);
+          const Matrix out = probabilities * values.middleRows(begin, size);
+          const Vector d = d_out.cwiseProduct(out).rowwise().sum() - d_lse;
+          Matrix ds = d_out * values.middleRows(begin, size).transpose();
+          // dP − D may be anything where P is 0; the product with P makes hidden entries exactly 0.
+          ds = probabilities.cwiseProduct(ds.colwise() - d);
+
+          const Matrix dq = scale * (ds * keys.middleRows(begin, size));
+          dk.middleRows(begin, size).noalias() += scale * (ds.transpose() * queries);
+          dv.middleRows(begin, size).noalias() += probabilities.transpose() * d_out;
+          for (int i = 0; i < block.size; ++i) {
+            const std::int64_t row = dense_row(b, first + i, head, p.seqlen_q, p.heads_q, p.head_dim);
+            std::copy_n(out.data() + std::int64_t{i} * p.head_dim, p.head_dim, result.forward.o.data() + row);
+            std::copy_n(dq.data() + std::int64_t{i} * p.head_dim, p.head_dim, result.gradients.dq.data() + row);
+            result.forward.lse[lse_entry(p, b, first + i, head)] = lse[i];
+          }
+          if (!with_magnitudes) continue;
+
+          raise_seen(p, block, probabilities);
+          const Matrix d_out_size = d_out.cwiseAbs();
+          const Vector d_size = d_out_size.cwiseProduct(out.cwiseAbs()).rowwise().sum() + d_lse.cwiseAbs();
+          Matrix ds_size = d_out_size * values_size.middleRows(begin, size).transpose();
+          ds_size = probabilities.cwiseProduct(ds_size.colwise() + d_size);
+          const Matrix dq_size = ds_size * keys_size.middleRows(begin, size);
+          dk_size.middleRows(begin, size).noalias() += ds_size.transpose() * queries.cwiseAbs();
+          dv_size.middleRows(begin, size).noalias() += probabilities.transpose() * d_out_size;
+          for (int i = 0; i < block.size; ++i)
+            result.magnitudes.dq[std::size_t(dense_row(b, first + i, head, p.seqlen_q, p.heads_q, 1))] =
+                std::abs(scale) * dq_size.row(i).norm();
+        }
+      }
+      for (int j = 0; j < p.seqlen_kv; ++j) {
+        const std::int64_t row = dense_row(b, j, head_kv, p.seqlen_kv, p.heads_kv, 1);
+        std::copy_n(dk.data() + std::int64_t{j} * p.head_dim, p.head_dim,
+                    result.gradients.dk.data() + row * p.head_dim);
+        std::copy_n(dv.data() + std::int64_t{j} * p.head_dim, p.head_dim,
+                    result.gradients.dv.data() + row * p.head_dim);
+        if (!with_magnitudes) continue;
+        result.magnitudes.dk[std::size_t(row)] = std::abs(scale) * dk_size.row(j).norm();
+        result.magnitudes.dv[std::size_t(row)] = dv_size.row(j).norm();
+      }
+    }
+  }
+  return result;
+}
+
+/// The orders and factors in which the two plain forms round.
+struct PlainOrder {
+  explicit PlainOrder(const Problem& p, PlainForm form)
+      : folded(form == PlainForm::folded_scale),
+        scale_before(folded ? p.scale() * std::numbers::log2e_v<float> : 1.0f),
+        scale_after(folded ? 1.0f : p.scale()) {}
+
+  bool folded;         ///< scores are in units of log 2 and sums run from the last entry to the first
+  float scale_before;  ///< factor of q
+  float scale_after;   ///< factor of the finished score
+
+  /// The entry to be summed at this step, of those from first to end − 1.
+  int entry(int step, int first, int end) const { return folded ? end - 1 - step : first + step; }
+  float exp(float x) const { return folded ? std::exp2(x) : std::exp(x); }
+};
+
+using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using RowF = Eigen::Map<Eigen::ArrayXf>;
+using ConstRowF = Eigen::Map<const Eigen::ArrayXf>;
+
+/// All rows of a head, transposed to [head_dim, seqlen].
+MatrixF gather_transposed(std::span<const float> array, const Strides& strides, int b, int head, int seqlen,
+                          int head_dim) {
+  MatrixF m(head_dim, seqlen);
+  for (int j = 0; j < seqlen; ++j) {
+    const float* row = array.data() + strides.offset(b, j, head);
+    for (int c = 0; c < head_dim; ++c) m(c, j) = row[c];
+  }
+  return m;
+}
+
+/// sums[j] = Σ_c (factor · row[c]) · columns(c, j) for the given keys: each one running fp32 sum over the head
+/// dimension. Neighbouring sums advance together: the arithmetic of the plain loops, at the speed of SIMD.
+void running_products(const PlainOrder& order, const float* row, float factor, const MatrixF& columns, KeyRange keys,
+                      Eigen::ArrayXf& sums) {
+  auto seen = sums.segment(keys.begin, keys.size());
+  seen.setZero();
+  const int head_dim = int(columns.rows());
+  for (int step = 0; step < head_dim; ++step) {
+    const int c = order.entry(step, 0, head_dim);
+    seen += (row[c] * factor) * columns.row(c).segment(keys.begin, keys.size()).transpose().array();
+  }
+}
+
 }  // namespace
 
 ReferenceForward reference_forward(const Problem& p, std::span<const float> q, std::span<const float> k,
                                    std::span<const float> v) {
   require_inputs(p, q, k, v);
   const int group = p.heads_q / p.heads_kv;
-  ReferenceForward result;
-  result.o.assign(std::size_t(p.batch) * p.seqlen_q * p.heads_q * p.head_dim, 0.0);
-  result.lse.assign(std::size_t(p.elements_lse()), -std::numeric_limits<double>::infinity());
+  ReferenceForward result = empty_forward(p);
 
   for (int b = 0; b < p.batch; ++b) {
     for (int head_kv = 0; head_kv < p.heads_kv; ++head_kv) {
@@ -117,7 +277,7 @@ ReferenceForward reference_forward(const Problem& p, std::span<const float> q, s
           for (int i = 0; i < block.size; ++i) {
             const std::int64_t row = dense_row(b, first + i, head, p.seqlen_q, p.heads_q, p.head_dim);
             std::copy_n(out.data() + std::int64_t{i} * p.head_dim, p.head_dim, result.o.data() + row);
-            result.lse[(std::size_t(b) * p.heads_q + head) * p.seqlen_q + first + i] = lse[i];
+            result.lse[lse_entry(p, b, first + i, head)] = lse[i];
           }
         }
       }
@@ -127,116 +287,125 @@ ReferenceForward reference_forward(const Problem& p, std::span<const float> q, s
 }
 
 ReferenceBackward reference_backward(const Problem& p, std::span<const float> q, std::span<const float> k,
-                                     std::span<const float> v, std::span<const float> dout) {
-  require_inputs(p, q, k, v);
-  require_size("dout", dout.size(), p.elements_o());
-  const int group = p.heads_q / p.heads_kv;
-  const double scale = p.scale();
-  ReferenceBackward result;
-  result.dq.assign(std::size_t(p.batch) * p.seqlen_q * p.heads_q * p.head_dim, 0.0);
-  result.dk.assign(std::size_t(p.batch) * p.seqlen_kv * p.heads_kv * p.head_dim, 0.0);
-  result.dv.assign(result.dk.size(), 0.0);
+                                     std::span<const float> v, std::span<const float> dout,
+                                     std::span<const float> dlse) {
+  return backward_pass(p, q, k, v, dout, dlse, false).gradients;
+}
 
+BackwardMagnitudes backward_magnitudes(const Problem& p, std::span<const float> q, std::span<const float> k,
+                                       std::span<const float> v, std::span<const float> dout,
+                                       std::span<const float> dlse) {
+  return backward_pass(p, q, k, v, dout, dlse, true).magnitudes;
+}
+
+ReferencePass reference_pass(const Problem& p, std::span<const float> q, std::span<const float> k,
+                             std::span<const float> v, std::span<const float> dout, std::span<const float> dlse) {
+  return backward_pass(p, q, k, v, dout, dlse, true);
+}
+
+PlainForward plain_forward_f32(const Problem& p, std::span<const float> q, std::span<const float> k,
+                               std::span<const float> v, PlainForm form) {
+  require_inputs(p, q, k, v);
+  const PlainOrder order(p, form);
+  const int group = p.heads_q / p.heads_kv;
+  PlainForward result;
+  result.o.assign(std::size_t(p.elements_lse()) * p.head_dim, 0.0f);
+  result.lse.assign(std::size_t(p.elements_lse()), -std::numeric_limits<float>::infinity());
+
+  Eigen::ArrayXf scores(p.seqlen_kv);
   for (int b = 0; b < p.batch; ++b) {
     for (int head_kv = 0; head_kv < p.heads_kv; ++head_kv) {
-      const Matrix keys = gather(k, p.strides_k(), b, head_kv, 0, p.seqlen_kv, p.head_dim);
-      const Matrix values = gather(v, p.strides_v(), b, head_kv, 0, p.seqlen_kv, p.head_dim);
-      Matrix dk = Matrix::Zero(p.seqlen_kv, p.head_dim);
-      Matrix dv = Matrix::Zero(p.seqlen_kv, p.head_dim);
+      const MatrixF keys_transposed = gather_transposed(k, p.strides_k(), b, head_kv, p.seqlen_kv, p.head_dim);
       for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-        for (int first = 0; first < p.seqlen_q; first += kQueriesPerBlock) {
-          const QueryBlock block = query_block(p, first);
-          if (block.keys.empty()) continue;
-          const auto k_seen = keys.middleRows(block.keys.begin, block.keys.size());
-          const auto v_seen = values.middleRows(block.keys.begin, block.keys.size());
-          const Matrix queries = gather(q, p.strides_q(), b, head, first, block.size, p.head_dim);
-          const Matrix d_out = gather(dout, p.strides_o(), b, head, first, block.size, p.head_dim);
-
-          Matrix probabilities = queries * k_seen.transpose();
-          softmax_rows(p, block, probabilities);
-          const Matrix out = probabilities * v_seen;
-          const Vector d = d_out.cwiseProduct(out).rowwise().sum();
-          Matrix ds = d_out * v_seen.transpose();
-          // dP − D may be anything where P is 0; the product with P makes hidden entries exactly 0.
-          ds = probabilities.cwiseProduct(ds.colwise() - d);
-
-          const Matrix dq = scale * (ds * k_seen);
-          dk.middleRows(block.keys.begin, block.keys.size()).noalias() += scale * (ds.transpose() * queries);
-          dv.middleRows(block.keys.begin, block.keys.size()).noalias() += probabilities.transpose() * d_out;
-          for (int i = 0; i < block.size; ++i) {
-            const std::int64_t row = dense_row(b, first + i, head, p.seqlen_q, p.heads_q, p.head_dim);
-            std::copy_n(dq.data() + std::int64_t{i} * p.head_dim, p.head_dim, result.dq.data() + row);
+        for (int i = 0; i < p.seqlen_q; ++i) {
+          const KeyRange keys = visible_keys(p.mask, i, p.seqlen_q, p.seqlen_kv);
+          if (keys.empty()) continue;
+          const float* query = q.data() + p.strides_q().offset(b, i, head);
+          running_products(order, query, order.scale_before, keys_transposed, keys, scores);
+          float maximum = -std::numeric_limits<float>::infinity();
+          for (int j = keys.begin; j < keys.end; ++j) maximum = std::max(maximum, scores[j] *= order.scale_after);
+          float sum = 0;
+          for (int step = 0; step < keys.size(); ++step) {
+            float& score = scores[order.entry(step, keys.begin, keys.end)];
+            score = order.exp(score - maximum);
+            sum += score;
           }
+
+          RowF out(result.o.data() + dense_row(b, i, head, p.seqlen_q, p.heads_q, p.head_dim), p.head_dim);
+          for (int step = 0; step < keys.size(); ++step) {
+            const int j = order.entry(step, keys.begin, keys.end);
+            out += scores[j] * ConstRowF(v.data() + p.strides_v().offset(b, j, head_kv), p.head_dim);
+          }
+          out /= sum;
+          result.lse[lse_entry(p, b, i, head)] =
+              (order.folded ? maximum * std::numbers::ln2_v<float> : maximum) + std::log(sum);
         }
-      }
-      for (int j = 0; j < p.seqlen_kv; ++j) {
-        const std::int64_t row = dense_row(b, j, head_kv, p.seqlen_kv, p.heads_kv, p.head_dim);
-        std::copy_n(dk.data() + std::int64_t{j} * p.head_dim, p.head_dim, result.dk.data() + row);
-        std::copy_n(dv.data() + std::int64_t{j} * p.head_dim, p.head_dim, result.dv.data() + row);
       }
     }
   }
   return result;
 }
 
-PlainForward plain_forward_f32(const Problem& p, std::span<const float> q, std::span<const float> k,
-                               std::span<const float> v, PlainForm form) {
+PlainBackward plain_backward_f32(const Problem& p, std::span<const float> q, std::span<const float> k,
+                                 std::span<const float> v, std::span<const float> o, std::span<const float> lse,
+                                 std::span<const float> dout, std::span<const float> dlse, PlainForm form) {
   require_inputs(p, q, k, v);
+  require_gradients(p, dout, dlse);
+  require_size("o", o.size(), p.elements_o());
+  require_size("lse", lse.size(), p.elements_lse());
+  const PlainOrder order(p, form);
   const int group = p.heads_q / p.heads_kv;
-  const bool folded = form == PlainForm::folded_scale;
-  const float scale_before = folded ? p.scale() * std::numbers::log2e_v<float> : 1.0f;
-  const float scale_after = folded ? 1.0f : p.scale();
-  const auto ordered = [folded](int step, int first, int end) { return folded ? end - 1 - step : first + step; };
-  PlainForward result;
-  result.o.assign(std::size_t(p.batch) * p.seqlen_q * p.heads_q * p.head_dim, 0.0f);
-  result.lse.assign(std::size_t(p.elements_lse()), -std::numeric_limits<float>::infinity());
+  const int head_dim = p.head_dim;
+  PlainBackward result;
+  result.dq.assign(std::size_t(p.elements_lse()) * head_dim, 0.0f);
+  result.dk.assign(std::size_t(p.batch) * p.seqlen_kv * p.heads_kv * head_dim, 0.0f);
+  result.dv.assign(result.dk.size(), 0.0f);
 
-  // Each score is one running fp32 sum over the head dimension, in order, and each output one over the keys. Kᵀ is
-  // kept so that neighbouring scores advance together: the arithmetic of the plain loops, at the speed of SIMD.
-  Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> keys_transposed(p.head_dim, p.seqlen_kv);
-  Eigen::ArrayXf scores(p.seqlen_kv);
-
+  Eigen::ArrayXf probabilities(p.seqlen_kv), ds(p.seqlen_kv);
   for (int b = 0; b < p.batch; ++b) {
     for (int head_kv = 0; head_kv < p.heads_kv; ++head_kv) {
-      for (int j = 0; j < p.seqlen_kv; ++j) {
-        const float* row = k.data() + p.strides_k().offset(b, j, head_kv);
-        for (int c = 0; c < p.head_dim; ++c) keys_transposed(c, j) = row[c];
-      }
-      for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
-        for (int i = 0; i < p.seqlen_q; ++i) {
+      const MatrixF keys_transposed = gather_transposed(k, p.strides_k(), b, head_kv, p.seqlen_kv, head_dim);
+      const MatrixF values_transposed = gather_transposed(v, p.strides_v(), b, head_kv, p.seqlen_kv, head_dim);
+      for (int member = 0; member < group; ++member) {
+        const int head = order.entry(member, head_kv * group, (head_kv + 1) * group);
+        for (int query_step = 0; query_step < p.seqlen_q; ++query_step) {
+          const int i = order.entry(query_step, 0, p.seqlen_q);
           const KeyRange keys = visible_keys(p.mask, i, p.seqlen_q, p.seqlen_kv);
           if (keys.empty()) continue;
-          const float* query = q.data() + p.strides_q().offset(b, i, head);
-          auto s = scores.segment(keys.begin, keys.size());
-          s.setZero();
-          for (int step = 0; step < p.head_dim; ++step) {
-            const int c = ordered(step, 0, p.head_dim);
-            s +=
-                (query[c] * scale_before) * keys_transposed.row(c).segment(keys.begin, keys.size()).transpose().array();
-          }
-          float maximum = -std::numeric_limits<float>::infinity();
-          for (float& score : s) maximum = std::max(maximum, score *= scale_after);
-          float sum = 0;
-          for (int step = 0; step < keys.size(); ++step) {
-            float& score = scores[ordered(step, keys.begin, keys.end)];
-            score = folded ? std::exp2(score - maximum) : std::exp(score - maximum);
-            sum += score;
-          }
+          const ConstRowF query(q.data() + p.strides_q().offset(b, i, head), head_dim);
+          const ConstRowF out(o.data() + p.strides_o().offset(b, i, head), head_dim);
+          const ConstRowF d_out(dout.data() + p.strides_dout().offset(b, i, head), head_dim);
+          const std::size_t row = lse_entry(p, b, i, head);
 
-          Eigen::Map<Eigen::ArrayXf> out(result.o.data() + dense_row(b, i, head, p.seqlen_q, p.heads_q, p.head_dim),
-                                         p.head_dim);
-          for (int step = 0; step < keys.size(); ++step) {
-            const int j = ordered(step, keys.begin, keys.end);
-            const float* value = v.data() + p.strides_v().offset(b, j, head_kv);
-            out += scores[j] * Eigen::Map<const Eigen::ArrayXf>(value, p.head_dim);
+          running_products(order, query.data(), order.scale_before, keys_transposed, keys, probabilities);
+          const float shift = order.folded ? lse[row] * std::numbers::log2e_v<float> : lse[row];
+          for (int j = keys.begin; j < keys.end; ++j)
+            probabilities[j] = order.exp(probabilities[j] * order.scale_after - shift);
+
+          float d = 0;
+          for (int step = 0; step < head_dim; ++step) {
+            const int c = order.entry(step, 0, head_dim);
+            d += d_out[c] * out[c];
           }
-          out /= sum;
-          result.lse[(std::size_t(b) * p.heads_q + head) * p.seqlen_q + i] =
-              (folded ? maximum * std::numbers::ln2_v<float> : maximum) + std::log(sum);
+          if (!dlse.empty()) d -= dlse[row];
+          running_products(order, d_out.data(), 1.0f, values_transposed, keys, ds);
+          ds.segment(keys.begin, keys.size()) =
+              probabilities.segment(keys.begin, keys.size()) * (ds.segment(keys.begin, keys.size()) - d);
+
+          RowF dq(result.dq.data() + dense_row(b, i, head, p.seqlen_q, p.heads_q, head_dim), head_dim);
+          for (int step = 0; step < keys.size(); ++step) {
+            const int j = order.entry(step, keys.begin, keys.end);
+            const std::int64_t key_row = dense_row(b, j, head_kv, p.seqlen_kv, p.heads_kv, head_dim);
+            dq += ds[j] * ConstRowF(k.data() + p.strides_k().offset(b, j, head_kv), head_dim);
+            RowF(result.dk.data() + key_row, head_dim) += ds[j] * query;
+            RowF(result.dv.data() + key_row, head_dim) += probabilities[j] * d_out;
+          }
+          dq *= p.scale();
         }
       }
     }
   }
+  for (float& x : result.dk) x *= p.scale();
   return result;
 }
 

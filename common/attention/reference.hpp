@@ -28,11 +28,39 @@ struct ReferenceBackward {
   std::vector<double> dq, dk, dv;
 };
 
-/// dQ, dK, dV for a given dO (laid out by the problem's o strides), from P = exp(S − LSE), dS = P∘(dP − D),
-/// D = rowsum(dO∘O). Gradients of KV heads sum over the query heads of their group. A row that sees no key adds 0.
+/// dQ, dK, dV for given gradients of O and of LSE, in float64: P = exp(S − LSE), dP = dO·Vᵀ, D = rowsum(dO∘O) − dLSE,
+/// dS = P∘(dP − D). Gradients of KV heads sum over the query heads of their group. A row that sees no key adds 0.
+///
+/// \param dout laid out by the problem's dout strides
+/// \param dlse dense [batch, heads_q, seqlen_q]; empty where nothing depends on the LSE
 /// \throws std::invalid_argument if the problem is not valid or a span is too short for it.
 ReferenceBackward reference_backward(const Problem& p, std::span<const float> q, std::span<const float> k,
-                                     std::span<const float> v, std::span<const float> dout);
+                                     std::span<const float> v, std::span<const float> dout,
+                                     std::span<const float> dlse = {});
+
+/// How large the terms are that a row of a gradient adds up: the same sums with the absolute value of every elementary
+/// term, then the norm over head_dim; dense, one entry a row: dq [batch, seqlen_q, heads_q], dk and dv [batch,
+/// seqlen_kv, heads_kv]. What rounding may cost is measured against it, since a gradient may be 0 by cancellation (one
+/// key: dP = D) where its terms are not.
+///
+/// With |dP| = |dO|·|V|ᵀ and |D| = rowsum(|dO|∘|O|) + |dLSE|: the row of dQ is |scale| · ‖Σⱼ P (|dP| + |D|) |kⱼ|‖₂, of
+/// dK |scale| · ‖Σᵢ P (|dP| + |D|) |qᵢ|‖₂, of dV ‖Σᵢ P |dOᵢ|‖₂. A P below 2⁻¹⁰² counts as that much more: fp32 has no
+/// normal numbers below 2⁻¹²⁶, so that smaller ones cannot be right to 24 bits. An entry is 0 where no pair is seen.
+struct BackwardMagnitudes {
+  std::vector<double> dq, dk, dv;
+};
+BackwardMagnitudes backward_magnitudes(const Problem& p, std::span<const float> q, std::span<const float> k,
+                                       std::span<const float> v, std::span<const float> dout,
+                                       std::span<const float> dlse = {});
+
+/// The forward, its gradients and their magnitudes together: they share S, P and dP, so that one pass serves all.
+struct ReferencePass {
+  ReferenceForward forward;
+  ReferenceBackward gradients;
+  BackwardMagnitudes magnitudes;
+};
+ReferencePass reference_pass(const Problem& p, std::span<const float> q, std::span<const float> k,
+                             std::span<const float> v, std::span<const float> dout, std::span<const float> dlse = {});
 
 /// Where plain attention rounds. Equal in exact arithmetic and equally good in fp32, so neither is "the" plain error.
 enum class PlainForm {
@@ -47,5 +75,16 @@ struct PlainForward {
 };
 PlainForward plain_forward_f32(const Problem& p, std::span<const float> q, std::span<const float> k,
                                std::span<const float> v, PlainForm form = PlainForm::textbook);
+
+/// The backward in plain fp32 loops, from a given fp32 O and LSE: the yardstick of the accuracy rule. Dense gradients.
+/// P = exp(S − LSE) and D = rowsum(dO∘O) − dLSE, every sum a running one. o lies by the problem's o strides, dout by
+/// its dout strides, lse and dlse are dense [batch, heads_q, seqlen_q]; what a row that sees nothing holds is not read.
+struct PlainBackward {
+  std::vector<float> dq, dk, dv;
+};
+PlainBackward plain_backward_f32(const Problem& p, std::span<const float> q, std::span<const float> k,
+                                 std::span<const float> v, std::span<const float> o, std::span<const float> lse,
+                                 std::span<const float> dout, std::span<const float> dlse = {},
+                                 PlainForm form = PlainForm::textbook);
 
 }  // namespace attention

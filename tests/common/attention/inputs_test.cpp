@@ -96,6 +96,26 @@ TEST_CASE("gaps between rows hold NaN and rows hold none", "[C18]") {
   CHECK_FALSE(std::isnan(in.q[10]));
 }
 
+TEST_CASE("the output gradient lies by its own strides, stride 0 included", "[C18]") {
+  Problem p{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 3, .seqlen_kv = 4, .head_dim = 8};
+  const std::vector<float> dense = attention::make_output_gradient(p, 1);
+  p.o_strides = Strides{100, 30, 10, 1};
+  p.dout_strides = Strides{8, 16, 50, 1};
+  const std::vector<float> transposed = attention::make_output_gradient(p, 1);
+  REQUIRE(std::int64_t(transposed.size()) == p.elements_dout());
+  for (int b = 0; b < 2; ++b)
+    for (int i = 0; i < 3; ++i)
+      for (int h = 0; h < 2; ++h)
+        CHECK(std::equal(transposed.begin() + p.dout_strides->offset(b, i, h),
+                         transposed.begin() + p.dout_strides->offset(b, i, h) + 8,
+                         dense.begin() + ((b * 3 + i) * 2 + h) * 8));
+  CHECK(std::isnan(transposed[48]));
+
+  p.dout_strides = Strides{0, 0, 0, 1};
+  const std::vector<float> expanded = attention::make_output_gradient(p, 1);
+  CHECK(expanded == std::vector<float>(dense.end() - 8, dense.end()));
+}
+
 TEST_CASE("V is one-hot by key") {
   const Problem p{.heads_q = 2, .heads_kv = 2, .seqlen_q = 1, .seqlen_kv = 11, .head_dim = 4};
   const Inputs in = make_inputs(p, InputKind::one_hot_v, 1);

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "tests/catch.hpp"
 
@@ -55,6 +57,9 @@ TEST_CASE("a problem describes itself in one line") {
   p.softmax_scale = 0.5f;
   p.k_strides = Strides{128000, 64, 64000, 1};
   CHECK(p.describe() == "batch 1, heads 4/2, seqlen 100/1000, head_dim 64, no mask, scale 0.5, strided K");
+  p.dout_strides = Strides{0, 0, 0, 1};
+  p.dv_strides = p.k_strides;
+  CHECK_THAT(p.describe(), ContainsText("scale 0.5, strided K dO dV"));
 }
 
 TEST_CASE("what a problem may not be, said with field, value and what is allowed") {
@@ -108,11 +113,44 @@ TEST_CASE("what a problem may not be, said with field, value and what is allowed
     CHECK_NOTHROW(p.validate());
     CHECK(p.elements_k() == 5 * 8);
     p.o_strides = Strides{0, 32, 8, 1};
-    refused("o_strides.batch must be at least 8 so that rows of O do not overlap: it is 0");
+    refused("o_strides.batch must be at least 8 so that rows do not overlap: it is 0");
     p.o_strides = Strides{96, 32, 7, 1};
-    refused("o_strides.head must be at least 8 so that rows of O do not overlap: it is 7");
+    refused("o_strides.head must be at least 8 so that rows do not overlap: it is 7");
     p.o_strides = Strides{95, 32, 8, 1};
-    refused("o_strides.batch must be at least 96 so that rows of O do not overlap: it is 95");
+    refused("o_strides.batch must be at least 96 so that rows do not overlap: it is 95");
+  }
+  SECTION("dO may repeat a row, the gradients that a kernel writes may not") {
+    p.dout_strides = Strides{0, 0, 0, 1};
+    CHECK_NOTHROW(p.validate());
+    CHECK(p.elements_dout() == 8);
+    p.dq_strides = Strides{96, 32, 7, 1};
+    refused("dq_strides.head must be at least 8 so that rows do not overlap: it is 7");
+    p.dq_strides = Strides{0, 32, 8, 1};
+    refused("dq_strides.batch must be at least 8 so that rows do not overlap: it is 0");
+    p.dq_strides.reset();
+    p.dk_strides = Strides{80, 15, 8, 1};
+    refused("dk_strides.seq must be at least 16 so that rows do not overlap: it is 15");
+    p.dk_strides.reset();
+    p.dv_strides = Strides{79, 16, 8, 1};
+    refused("dv_strides.batch must be at least 80 so that rows do not overlap: it is 79");
+    p.dv_strides = Strides{80, 16, 8, 1};
+    CHECK_NOTHROW(p.validate());
+  }
+  SECTION("strides of a backward pass are checked like the others") {
+    p.dout_strides = Strides{96, 32, 8, 2};
+    refused("dout_strides.dim must be 1 (innermost contiguous): it is 2");
+    p.dout_strides = Strides{96, -32, 8, 1};
+    refused("dout_strides.seq must not be negative: it is -32");
+    p.dout_strides.reset();
+    p.dk_strides = Strides{std::int64_t{1} << 61, 16, 8, 1};
+    refused("dk_strides.batch must keep offsets within 2^60 elements");
+  }
+  SECTION("gradients without rows need no room") {
+    p.seqlen_q = p.seqlen_kv = 0;
+    p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0, 1};
+    CHECK_NOTHROW(p.validate());
+    CHECK(p.elements_dq() == 0);
+    CHECK(p.elements_dk() == 0);
   }
   SECTION("an output may be transposed or padded, and a single entry may have any stride") {
     p.o_strides = Strides{4 * 3 * 8, 8, 3 * 8, 1};
@@ -152,6 +190,14 @@ TEST_CASE("offsets and sizes are 64-bit", "[C10]") {
   const auto args = attention::make_forward_args<float>(p, nullptr, nullptr, nullptr, nullptr, nullptr);
   CHECK(args.q_strides.offset(399, 10495, 3) + 127 == last);
 
+  attention::BackwardArrays<float> none{};
+  const auto backward = attention::make_backward_args(p, none);
+  CHECK(backward.dq_strides.offset(399, 10495, 3) + 127 == last);
+  CHECK(backward.dout_strides.offset(399, 10495, 3) + 127 == last);
+  CHECK(p.elements_dq() == 2149580800);
+  CHECK(p.elements_dout() == 2149580800);
+  CHECK(backward.row_index(399, 10495, 3) == std::int64_t{400} * 4 * 10496 - 1);
+
   p.batch = 399;  // the largest batch whose element offsets still fit 32 bits
   CHECK(p.elements_q() == 2144206848);
   CHECK(p.elements_q() < std::int64_t{1} << 31);
@@ -159,6 +205,58 @@ TEST_CASE("offsets and sizes are 64-bit", "[C10]") {
   const Problem halves{.batch = 1600, .heads_q = 16, .heads_kv = 16, .seqlen_q = 729, .seqlen_kv = 1, .head_dim = 72};
   CHECK(halves.elements_q() == 1343692800);
   CHECK(halves.elements_q() * 2 > std::int64_t{1} << 31);  // bytes of an fp16 array
+}
+
+TEST_CASE("dO lies like O unless its strides are given, the gradients are dense") {
+  Problem p = small();
+  p.q_strides = p.o_strides = Strides{1000, 100, 10, 1};
+  p.k_strides = p.v_strides = Strides{500, 50, 10, 1};
+  CHECK(p.strides_dout() == *p.o_strides);
+  CHECK(p.elements_dout() == p.elements_o());
+  CHECK(p.strides_dq() == contiguous_strides(3, 4, 8));
+  CHECK(p.strides_dk() == contiguous_strides(5, 2, 8));
+  CHECK(p.strides_dv() == contiguous_strides(5, 2, 8));
+  p.dout_strides = Strides{0, 0, 8, 1};
+  CHECK(p.elements_dout() == 4 * 8);
+}
+
+TEST_CASE("backward arguments address their own arrays by their own strides") {
+  Problem p = small();
+  p.q_strides = Strides{1, 10, 100, 1};
+  p.k_strides = Strides{2, 20, 200, 1};
+  p.v_strides = Strides{3, 30, 300, 1};
+  p.o_strides = Strides{4, 40, 400, 1};
+  p.dout_strides = Strides{5, 50, 500, 1};
+  p.dq_strides = Strides{6, 60, 600, 1};
+  p.dk_strides = Strides{7, 70, 700, 1};
+  p.dv_strides = Strides{8, 80, 800, 1};
+  p.mask = Mask::causal();
+  std::vector<float> array(2000), rows(24);
+  float* at[8];
+  for (int i = 0; i < 8; ++i) at[i] = array.data() + i;
+  const auto args = attention::make_backward_args<float>(p, {.q = at[0],
+                                                             .k = at[1],
+                                                             .v = at[2],
+                                                             .o = at[3],
+                                                             .lse = rows.data(),
+                                                             .dout = at[4],
+                                                             .dlse = rows.data() + 1,
+                                                             .dq = at[5],
+                                                             .dk = at[6],
+                                                             .dv = at[7]});
+  CHECK(args.q_row(1, 1, 1) == at[0] + 111);
+  CHECK(args.k_row(1, 1, 1) == at[1] + 222);
+  CHECK(args.v_row(1, 1, 1) == at[2] + 333);
+  CHECK(args.o_row(1, 1, 1) == at[3] + 444);
+  CHECK(args.dout_row(1, 1, 1) == at[4] + 555);
+  CHECK(args.dq_row(1, 1, 1) == at[5] + 666);
+  CHECK(args.dk_row(1, 1, 1) == at[6] + 777);
+  CHECK(args.dv_row(1, 1, 1) == at[7] + 888);
+  CHECK(args.lse_gmem == rows.data());
+  CHECK(args.dlse_gmem == rows.data() + 1);
+  CHECK(args.row_index(1, 2, 3) == (1 * 4 + 3) * 3 + 2);
+  CHECK(args.kv_head(3) == 1);
+  CHECK(args.visible_keys(0).size() == 3);
 }
 
 TEST_CASE("causal is aligned bottom-right", "[C01][C03a]") {

@@ -1,5 +1,5 @@
 /// \file
-/// The float64 reference against cases that can be worked out by hand, and its backward against differences.
+/// The float64 forward against cases that can be worked out by hand. (Its gradients: reference_backward_test.cpp.)
 
 #include "common/attention/reference.hpp"
 
@@ -214,80 +214,6 @@ TEST_CASE("no queries, no keys") {
 TEST_CASE("a span that is too short is refused") {
   const Problem p{.seqlen_q = 2, .seqlen_kv = 3, .head_dim = 4};
   CHECK_THROWS_WITH(reference_forward(p, Floats(8), Floats(11), Floats(12)), "k must hold 12 elements: it holds 11");
-}
-
-TEST_CASE("gradients that can be worked out by hand", "[C23][C25][C51]") {
-  SECTION("one key takes all the weight: no gradient reaches the scores") {
-    const Problem p{.seqlen_q = 1, .seqlen_kv = 1, .head_dim = 1, .softmax_scale = 1.0f};
-    const ReferenceForward forward = reference_forward(p, Floats{10}, Floats{-10}, Floats{3});
-    check_near(forward.o, {3});
-    check_near(forward.lse, {-100});
-    const ReferenceBackward backward = reference_backward(p, Floats{10}, Floats{-10}, Floats{3}, Floats{1});
-    check_near(backward.dq, {0});
-    check_near(backward.dk, {0});
-    check_near(backward.dv, {1});
-  }
-  SECTION("large gradients of the scores") {
-    const Problem p{.seqlen_q = 1, .seqlen_kv = 2, .head_dim = 1, .softmax_scale = 0.125f};
-    const ReferenceBackward backward =
-        reference_backward(p, Floats{0}, Floats{100, -100}, Floats{100, -100}, Floats{16});
-    check_near(backward.dq, {20000});
-    check_near(backward.dk, {0, 0});
-    check_near(backward.dv, {8, 8});
-  }
-  SECTION("two keys") {
-    const Problem p{.seqlen_q = 1, .seqlen_kv = 2, .head_dim = 1, .softmax_scale = 1.0f};
-    const ReferenceBackward backward = reference_backward(p, Floats{0}, Floats{1, -1}, Floats{1, 0}, Floats{1});
-    check_near(backward.dq, {0.5});
-    check_near(backward.dk, {0, 0});
-    check_near(backward.dv, {0.5, 0.5});
-  }
-}
-
-TEST_CASE("the backward is the derivative of the forward") {
-  const Mask mask = GENERATE(Mask::none(), Mask::causal(), Mask::window(1, 1));
-  const Problem p{.batch = 2,
-                  .heads_q = 4,
-                  .heads_kv = 2,
-                  .seqlen_q = 6,
-                  .seqlen_kv = 4,
-                  .head_dim = 3,
-                  .mask = mask,
-                  .softmax_scale = 0.7f};
-  Inputs in = make_inputs(p, InputKind::normal, 3);
-  // Multiples of 1/256, so that x ± 1/64 is exact in float and the difference quotient has no rounding of its own.
-  for (Floats* array : {&in.q, &in.k, &in.v})
-    for (float& x : *array) x = std::round(x * 256) / 256;
-  const Floats dout = attention::make_output_gradient(p, 3);
-  const ReferenceBackward backward = reference_backward(p, in.q, in.k, in.v, dout);
-
-  const auto loss = [&] {
-    const ReferenceForward forward = reference_forward(p, in.q, in.k, in.v);
-    double sum = 0;
-    for (std::size_t i = 0; i < forward.o.size(); ++i) sum += dout[i] * forward.o[i];
-    return sum;
-  };
-  const auto slope = [&](float& x, float step) {
-    const float before = x;
-    x = before + step;
-    const double above = loss();
-    x = before - step;
-    const double below = loss();
-    x = before;
-    return (above - below) / (2 * double(step));
-  };
-  const auto check_gradient = [&](Floats& array, const std::vector<double>& gradient) {
-    REQUIRE(array.size() == gradient.size());
-    for (std::size_t i = 0; i < array.size(); ++i) {
-      // Richardson: the two step sizes cancel the error of second order.
-      const double expected = (4 * slope(array[i], 0x1p-6f) - slope(array[i], 0x1p-5f)) / 3;
-      CAPTURE(i);
-      CHECK_THAT(gradient[i], WithinAbs(expected, 2e-6));
-    }
-  };
-  check_gradient(in.q, backward.dq);
-  check_gradient(in.k, backward.dk);
-  check_gradient(in.v, backward.dv);
 }
 
 TEST_CASE("blocks of queries join without a seam") {

@@ -25,6 +25,7 @@
 #include "common/attention/problem.hpp"
 #include "common/gpu/barrier.cuh"
 #include "common/gpu/launch.cuh"
+#include "common/kernel/tiles.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace naive_gpu {
@@ -32,6 +33,7 @@ namespace naive_gpu {
 using attention::ForwardArgs;
 using attention::KeyRange;
 using attention::Problem;
+using kernel::tiles_of;
 
 /// Threads of a block that works along a row of S. A row of at most a warp's width needs no more than a warp.
 inline constexpr int kRowThreads = 128;
@@ -39,9 +41,6 @@ inline constexpr int kShortRowThreads = 32;
 
 /// Queries that a block of the scores kernel compares with its keys, one after the other.
 inline constexpr int kQueriesPerBlock = 128;
-
-/// Blocks of `size` that cover `length`.
-constexpr int blocks_of(int length, int size) { return length / size + (length % size != 0); }
 
 /// Index of a query row among all; head_index is batch · heads_q + head.
 constexpr std::int64_t row_index(int head_index, int seqlen_q, int query) {
@@ -171,8 +170,8 @@ void run_three_kernels(const ForwardArgs<float>& args, void* workspace) {
   float* s_gmem = static_cast<float*>(workspace);
   float* p_gmem = s_gmem + score_offset(rows, args.seqlen_kv, 0);
 
-  const int key_blocks = blocks_of(args.seqlen_kv, kThreads);
-  const int query_blocks = blocks_of(args.seqlen_q, kQueriesPerBlock);
+  const int key_blocks = tiles_of(args.seqlen_kv, kThreads);
+  const int query_blocks = tiles_of(args.seqlen_q, kQueriesPerBlock);
   if (key_blocks > 0) {
     gpu::launch(scores_kernel<kHeadDim>, {.grid = heads * query_blocks * key_blocks, .block = kThreads}, args, s_gmem,
                 key_blocks, query_blocks);
@@ -205,7 +204,7 @@ inline ThreeKernelsTraffic three_kernels_traffic(const Problem& p) {
   const double pairs = heads * double(p.visible_pairs());
   const double square = heads * p.seqlen_q * double(p.seqlen_kv);
   const double rows = heads * p.seqlen_q;
-  const double k_elements = heads * p.seqlen_kv * p.head_dim * blocks_of(p.seqlen_q, kQueriesPerBlock);
+  const double k_elements = heads * p.seqlen_kv * p.head_dim * tiles_of(p.seqlen_q, kQueriesPerBlock);
   const double bytes = sizeof(float);
   return {.scores = {.loaded = bytes * (p.head_dim * pairs + k_elements), .stored = bytes * square},
           .softmax = {.loaded = bytes * 3 * square, .stored = bytes * (square + rows)},

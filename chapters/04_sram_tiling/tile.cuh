@@ -23,18 +23,17 @@
 #include "common/gpu/launch.cuh"
 #include "common/kernel/load_tile.cuh"
 #include "common/kernel/softmax_state.cuh"
+#include "common/kernel/tiles.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace sram_tiling {
 
 using attention::ForwardArgs;
 using attention::KeyRange;
+using kernel::tiles_of;
 
 /// Threads of a block.
 inline constexpr int kThreads = 128;
-
-/// Tiles of `size` that cover `length`.
-constexpr int tiles_of(int length, int size) { return length / size + (length % size != 0); }
 
 /// The sizes of a tile: Br queries, Bc keys, and floats of padding behind each row of K and S.
 template <int kHeadDim_, int kBr_, int kBc_, int kPadding_ = 1>

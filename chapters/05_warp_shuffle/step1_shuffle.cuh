@@ -21,6 +21,7 @@
 #include "common/gpu/barrier.cuh"
 #include "common/kernel/load_tile.cuh"
 #include "common/kernel/softmax_state.cuh"
+#include "common/kernel/tiles.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace warp_shuffle {
@@ -28,9 +29,7 @@ namespace warp_shuffle {
 using attention::ForwardArgs;
 using attention::KeyRange;
 using attention::Problem;
-
-/// Tiles of `size` that cover `length`.
-constexpr int tiles_of(int length, int size) { return length / size + (length % size != 0); }
+using kernel::tiles_of;
 
 /// Who does what in step 1.
 template <int kHeadDim_>

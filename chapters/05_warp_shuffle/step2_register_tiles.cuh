@@ -23,6 +23,7 @@
 #include "common/gpu/vector.cuh"
 #include "common/kernel/load_tile.cuh"
 #include "common/kernel/softmax_state.cuh"
+#include "common/kernel/tiles.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace warp_shuffle {

@@ -16,9 +16,24 @@ for chapter in 00_first_kernel 02_naive_gpu; do
   : >"$book/chapters/$chapter/stage.cu"
   echo "$chapter" >"$book/chapters/$chapter/a.cuh"
 done
-for header in gpu/a.cuh gpu/cuda/a.cuh kernel/a.cuh attention/problem.hpp; do
-  mkdir -p "$book/common/${header%/*}"
-  echo "$header" >"$book/common/$header"
+# source_file FILE INCLUDED...: a file that includes others of common.
+source_file() {
+  mkdir -p "$book/${1%/*}"
+  file=$book/$1
+  shift
+  for included in "$@"; do printf '#include "common/%s"\n' "$included"; done >"$file"
+}
+source_file chapters/00_first_kernel/stage.cu gpu/emulation.hpp gpu/buffer.hpp stage/program.hpp
+source_file chapters/00_first_kernel/product.cpp
+source_file chapters/02_naive_gpu/a.cuh attention/problem.hpp attention/cost.hpp gpu/a.cuh kernel/a.hpp
+source_file common/gpu/a.cuh gpu/a_shape.hpp gpu/cuda/a.cuh gpu/emulator/a.hpp
+source_file common/gpu/cuda/a.cuh gpu/cuda/check.hpp gpu/cuda/operands.inc
+source_file common/kernel/a.hpp kernel/a.cuh
+source_file common/kernel/a.cuh gpu/tensor_map.hpp
+for header in gpu/a_shape.hpp gpu/buffer.hpp gpu/cuda/check.hpp gpu/cuda/operands.inc gpu/cuda/tensor_map.cpp \
+  gpu/emulation.hpp gpu/emulator/a.hpp gpu/not_included.cuh gpu/tensor_map.hpp attention/cost.hpp \
+  attention/problem.hpp stage/program.hpp; do
+  source_file "common/$header"
 done
 failures=0
 
@@ -28,7 +43,7 @@ wrong() {
   failures=$((failures + 1))
 }
 
-for tool in sh env cat cut date dirname grep mkdir mktemp mv readlink rm sed sha256sum tr; do
+for tool in sh env cat cut date dirname grep mkdir mktemp mv readlink rm sed sha256sum sort tr; do
   ln -s "$(command -v "$tool")" "$folder/bin/$tool"
 done
 
@@ -67,8 +82,7 @@ logged() {
 expect 2 'needs an NVIDIA GPU' profile 02
 stand_in "$folder/bin/nvidia-smi" 'echo "GPU 0: a stand-in"'
 if [ ! -x /usr/local/cuda/bin/ncu ] && [ ! -d /opt/nvidia/nsight-compute ]; then
-  expect 2 'it comes with the CUDA toolkit' profile 02
-  expect 2 'it comes with the CUDA toolkit' count
+  expect 2 'ncu comes with the CUDA toolkit' profile 02
 fi
 
 # --- profile ----------------------------------------------------------------------------------------------------------
@@ -141,8 +155,44 @@ if grep -q 'tables\|cuda' "$folder/calls"; then wrong 'count --check: does more 
 expect 0 'counting: 02_naive_gpu' count --emulator
 logged calls 'counts emulator-check emulator docs/results/emulator-counts.json build/emulator-check/counts/00_first_kernel'
 logged calls 'results emulator-check tables .'
+
+# A GPU whose counters nothing here can read.
+if [ ! -x /usr/local/cuda/bin/ncu ] && [ ! -d /opt/nvidia/nsight-compute ]; then
+  mv "$folder/bin/ncu" "$folder/ncu_away"
+  : >"$folder/calls"
+  expect 0 'no ncu (Nsight Compute) to read its counters: counting on the emulator' count
+  logged calls 'counts emulator-check emulator docs/results/emulator-counts.json build/emulator-check/counts/00_first_kernel'
+  if grep -q cuda "$folder/calls"; then wrong 'count without ncu: runs on the GPU'; fi
+  expect 0 'counting: 02_naive_gpu' count --emulator
+  if grep -q ncu "$folder/out"; then wrong 'count --emulator: speaks of ncu'; fi
+  mv "$folder/ncu_away" "$folder/bin/ncu"
+fi
 stand_in "$book/build/emulator-check/chapters/02_naive_gpu" 'echo "naive_gpu: wrong" >&2; exit 1'
 expect 1 'naive_gpu: wrong' count --emulator
+
+# --- What makes results stale -----------------------------------------------------------------------------------------
+
+# All sources of the chapters, and what kernels are made of in common; of the emulator nothing.
+cat >"$folder/right" <<'END'
+chapters/00_first_kernel/a.cuh
+chapters/00_first_kernel/product.cpp
+chapters/00_first_kernel/stage.cu
+chapters/02_naive_gpu/a.cuh
+chapters/02_naive_gpu/stage.cu
+common/attention/problem.hpp
+common/gpu/a.cuh
+common/gpu/a_shape.hpp
+common/gpu/buffer.hpp
+common/gpu/cuda/a.cuh
+common/gpu/cuda/check.hpp
+common/gpu/cuda/operands.inc
+common/gpu/cuda/tensor_map.cpp
+common/gpu/tensor_map.hpp
+common/kernel/a.cuh
+common/kernel/a.hpp
+END
+sed 's/^[0-9a-f]\{64\}  //' "$book/build/kernel_hashes" | LC_ALL=C sort >"$folder/out"
+cmp -s "$folder/out" "$folder/right" || wrong 'other files are hashed than those that are measured'
 
 # --- The plot ---------------------------------------------------------------------------------------------------------
 

@@ -208,50 +208,70 @@ __global__ void __launch_bounds__(384, 1)
     for (int i = 0; i < kDim / 2; ++i) o[i] = 0;
     gpu::mbarrier_wait(shared.q_full, 0);
     const auto q = gpu::matrix_descriptor(shared.q[consumer], gpu::Swizzle::bytes_128, 0, kGroupBytes);
-    for (int tile = 0; tile <= key_tiles; ++tile) {
-      const int stage = tile % kStages, v_stage = (tile + kStages - 1) % kStages;
-      const std::uint32_t phase = static_cast<std::uint32_t>(tile / kStages) & 1;
-      const std::uint32_t v_phase = static_cast<std::uint32_t>((tile + kStages - 1) / kStages + 1) & 1;
+    // What is done once, in front of the loop and behind it, stands there: with products in a branch of the loop, ptxas
+    // lets each of them end before the next one starts (C7520).
+    const auto phase_of = [](int tile) { return static_cast<std::uint32_t>(tile / kStages) & 1; };
+    const auto start_scores = [&](int tile) {
+      gpu::mbarrier_wait(shared.k_full[tile % kStages], phase_of(tile));
+      gpu::keep(s);
+      gpu::wgmma_fence();
+      const auto k = gpu::matrix_descriptor(shared.k[tile % kStages], gpu::Swizzle::bytes_128, 0, kGroupBytes);
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) gpu::wgmma<gpu::bf16, kKeys>(s, q + 32u * i, k + 32u * i, i > 0);
+      gpu::wgmma_commit();
+    };
+    const auto start_output = [&](int tile) {
+      gpu::mbarrier_wait(shared.v_full[tile % kStages], phase_of(tile));
+      gpu::keep(o);
+      gpu::wgmma_fence();
+      const auto v = gpu::matrix_descriptor(shared.v[tile % kStages], gpu::Swizzle::bytes_128, 0, kGroupBytes);
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i) {
+        gpu::wgmma<gpu::bf16, kDim, gpu::Major::mn>(o, p[i], v + 2 * kGroupBytes * i, true);
+      }
+      gpu::wgmma_commit();
+    };
+    const auto relu = [&] {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) s[i] = fmaxf(s[i], 0.0f);
+    };
+    const auto pack = [&] {
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) p[i][j] = gpu::pack<gpu::bf16>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+      }
+    };
+
+    gpu::named_barrier_sync(own_turn, 256);
+    start_scores(0);
+    gpu::named_barrier_arrive(other_turn, 256);
+    gpu::wgmma_wait<0>();
+    gpu::keep(s);
+    release(shared.k_empty[0]);
+    relu();
+    pack();
+    for (int tile = 1; tile < key_tiles; ++tile) {
       gpu::named_barrier_sync(own_turn, 256);
-      if (tile < key_tiles) {
-        gpu::mbarrier_wait(shared.k_full[stage], phase);
-        gpu::keep(s);
-        gpu::wgmma_fence();
-        const auto k = gpu::matrix_descriptor(shared.k[stage], gpu::Swizzle::bytes_128, 0, kGroupBytes);
-#pragma unroll
-        for (int i = 0; i < kDim / 16; ++i) gpu::wgmma<gpu::bf16, kKeys>(s, q + 32u * i, k + 32u * i, i > 0);
-      }
-      gpu::wgmma_commit();
-      if (tile > 0) {
-        gpu::mbarrier_wait(shared.v_full[v_stage], v_phase);
-        gpu::keep(o);
-        gpu::wgmma_fence();
-        const auto v = gpu::matrix_descriptor(shared.v[v_stage], gpu::Swizzle::bytes_128, 0, kGroupBytes);
-#pragma unroll
-        for (int i = 0; i < kKeys / 16; ++i) {
-          gpu::wgmma<gpu::bf16, kDim, gpu::Major::mn>(o, p[i], v + 2 * kGroupBytes * i, true);
-        }
-      }
-      gpu::wgmma_commit();
-      if (tile < key_tiles || consumer == 0) gpu::named_barrier_arrive(other_turn, 256);
+      start_scores(tile);
+      start_output(tile - 1);
+      gpu::named_barrier_arrive(other_turn, 256);
       gpu::wgmma_wait<1>();
       gpu::keep(s);
-      if (tile < key_tiles) {
-        release(shared.k_empty[stage]);
-#pragma unroll
-        for (int i = 0; i < kKeys / 2; ++i) s[i] = fmaxf(s[i], 0.0f);
-      }
+      release(shared.k_empty[tile % kStages]);
+      relu();
       gpu::wgmma_wait<0>();
       gpu::keep(o);
-      if (tile > 0) release(shared.v_empty[v_stage]);
-      if (tile < key_tiles) {
-#pragma unroll
-        for (int i = 0; i < kKeys / 16; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) p[i][j] = gpu::pack<gpu::bf16>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
-        }
-      }
+      release(shared.v_empty[(tile - 1) % kStages]);
+      pack();
     }
+    gpu::named_barrier_sync(own_turn, 256);
+    start_output(key_tiles - 1);
+    if (consumer == 0) gpu::named_barrier_arrive(other_turn, 256);
+    gpu::wgmma_wait<0>();
+    gpu::keep(o);
+    release(shared.v_empty[(key_tiles - 1) % kStages]);
+
     const int row = first_row + consumer * kRows + inside / 32 * 16 + lane / 4, column = lane % 4 * 2;
     for (int i = 0; i < kDim / 2; ++i) {
       const int o_row = row + i / 2 % 2 * 8;

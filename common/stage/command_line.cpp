@@ -75,6 +75,7 @@ gpu::Delivery parse_delivery(const std::string& text) {
 std::vector<std::string> kernel_names(const Chapter& chapter) {
   std::vector<std::string> names;
   for (const ForwardKernel& kernel : chapter.forward) names.push_back(kernel.name);
+  for (const BackwardKernel& kernel : chapter.backward) names.push_back(kernel.name);
   return names;
 }
 
@@ -108,7 +109,9 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Chapter&
   of_problem.push_back(option("--head-dim", head_dim, "N", "Elements of a head"));
   known.push_back("--causal");
   of_problem.push_back(app.add_flag("--causal", causal, "Query i sees keys j <= i + seqlen_kv - seqlen_q"));
-  of_problem.push_back(option("--window", window, "L[,R]", "Keys seen left and right of the diagonal; inf: no limit"));
+  of_problem.push_back(option("--window", window, "L[,R]",
+                              "Keys seen left and right of the diagonal; inf: no limit. Without R: no limit, or 0 with "
+                              "--causal"));
   of_problem.push_back(option("--scale", scale, "X", "Factor of the scores; default 1/sqrt(head_dim)"));
   of_problem.push_back(option("--dtype", dtype, "TYPE", "Element type; only fp32 so far"));
   if (!chapter.takes_problem) {
@@ -268,7 +271,7 @@ Options resolve(const CommandLine& line, const Chapter& chapter, const gpu::Devi
           fmt::format("with --scale {:g} scores of head_dim {} can leave the range of fp32; allowed: -{:.1e} to {:.1e}",
                       p.scale(), p.head_dim, largest_scale, largest_scale));
     }
-    const double needed = host_bytes(p, device.emulated);
+    const double needed = host_bytes(p, device.emulated, chapter.backward.empty() ? Pass::forward : Pass::backward);
     const double available = host_memory_available();
     if (needed > available) {
       throw BadArgument(fmt::format("{} needs {} of host memory; allowed: what fits in the {} available", p.describe(),

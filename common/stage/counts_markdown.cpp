@@ -23,7 +23,9 @@ constexpr const char* kNobodyCounted = "There are no counts yet: the tables appe
 constexpr const char* kNoGpu =
     "No GPU has been asked yet: its columns appear after `./learn count` on a machine with a GPU and ncu.\n";
 constexpr const char* kStale = " (stale)";
-constexpr const char* kStaleMeaning = "Stale: the chapter's kernel files have changed since the GPU counted.\n";
+constexpr const char* kStaleMeaning =
+    "Stale: the chapter's sources, or the headers in common that kernels are compiled from, have changed since the GPU "
+    "counted.\n";
 
 /// Loads or stores of one kind of memory.
 struct Accesses {

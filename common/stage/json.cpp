@@ -112,6 +112,7 @@ Json to_object(const Row& row) {
   if (row.best_peer) best_peer["name"] = row.best_peer_name;
   return {{"kernel", row.kernel},
           {"summary", row.summary},
+          {"pass", row.pass == Pass::forward ? "forward" : "backward"},
           {"right", row.right},
           {"verdict", row.verdict},
           {"error", number(row.error)},
@@ -157,7 +158,8 @@ Row read_row(const Json& object) {
   row.workspace_bytes = read_number(object.at("workspace_bytes"));
   row.peak_bytes = read_number(object.at("peak_bytes"));
   row.samples = object.at("samples").get<std::vector<double>>();
-  // Files from before there were rounds and peers have none of these.
+  // Files from before there were backward kernels, rounds and peers have none of these.
+  row.pass = object.value("pass", "forward") == "backward" ? Pass::backward : Pass::forward;
   row.on_host = object.value("on_host", !row.peak_flops);
   row.is_peer = object.value("is_peer", false);
   if (object.contains("step_before")) row.step_before = read_ratio(object.at("step_before"));

@@ -27,25 +27,42 @@ void require_shared_memory(const std::string& kernel, std::size_t bytes) {
   }
 }
 
-void require_16_byte_rows(const std::string& kernel, const attention::Problem& p) {
-  const auto require = [&](const char* array, const attention::Strides& strides) {
-    for (const std::int64_t stride : {strides.batch, strides.seq, strides.head}) {
-      if (stride % 4 != 0) {
-        throw Refused(
-            fmt::format("{} loads four floats at once and does not take a stride of {} elements in {}; allowed: "
-                        "multiples of 4",
-                        kernel, stride, array));
-      }
+namespace {
+
+void require_16_byte_strides(const std::string& kernel, const char* array, const attention::Strides& strides) {
+  for (const std::int64_t stride : {strides.batch, strides.seq, strides.head}) {
+    if (stride % 4 != 0) {
+      throw Refused(
+          fmt::format("{} moves four floats at once and does not take a stride of {} elements in {}; allowed: "
+                      "multiples of 4",
+                      kernel, stride, array));
     }
-  };
-  require("Q", p.strides_q());
-  require("K", p.strides_k());
-  require("V", p.strides_v());
-  require("O", p.strides_o());
+  }
 }
 
-ForwardKernel by_head_dim(const std::map<int, ForwardKernel>& kernels) {
-  ForwardKernel kernel = kernels.begin()->second;
+}  // namespace
+
+void require_16_byte_rows(const std::string& kernel, const attention::Problem& p) {
+  require_16_byte_strides(kernel, "Q", p.strides_q());
+  require_16_byte_strides(kernel, "K", p.strides_k());
+  require_16_byte_strides(kernel, "V", p.strides_v());
+  require_16_byte_strides(kernel, "O", p.strides_o());
+}
+
+void require_16_byte_gradients(const std::string& kernel, const attention::Problem& p) {
+  require_16_byte_rows(kernel, p);
+  require_16_byte_strides(kernel, "dO", p.strides_dout());
+  require_16_byte_strides(kernel, "dQ", p.strides_dq());
+  require_16_byte_strides(kernel, "dK", p.strides_dk());
+  require_16_byte_strides(kernel, "dV", p.strides_dv());
+}
+
+namespace {
+
+/// What both passes share.
+template <class Kernel>
+Kernel with_choice(const std::map<int, Kernel>& kernels) {
+  Kernel kernel = kernels.begin()->second;
   kernel.require = [kernels, name = kernel.name](const attention::Problem& p) {
     std::vector<int> head_dims;
     for (const auto& [head_dim, of_it] : kernels) head_dims.push_back(head_dim);
@@ -54,9 +71,21 @@ ForwardKernel by_head_dim(const std::map<int, ForwardKernel>& kernels) {
   };
   kernel.workspace_bytes = [kernels](const attention::Problem& p) { return kernels.at(p.head_dim).workspace_bytes(p); };
   kernel.traffic = [kernels](const attention::Problem& p) { return kernels.at(p.head_dim).traffic(p); };
-  kernel.run = [kernels](const attention::ForwardArgs<float>& args, void* workspace) {
-    kernels.at(args.head_dim).run(args, workspace);
-  };
+  kernel.run = [kernels](const auto& args, void* workspace) { kernels.at(args.head_dim).run(args, workspace); };
+  return kernel;
+}
+
+}  // namespace
+
+ForwardKernel by_head_dim(const std::map<int, ForwardKernel>& kernels) { return with_choice(kernels); }
+
+BackwardKernel by_head_dim(const std::map<int, BackwardKernel>& kernels) {
+  BackwardKernel kernel = with_choice(kernels);
+  if (kernel.prepare) {
+    kernel.prepare = [kernels](const attention::BackwardArgs<float>& args, void* workspace) {
+      kernels.at(args.head_dim).prepare(args, workspace);
+    };
+  }
   return kernel;
 }
 

@@ -22,6 +22,9 @@ struct Refused : std::invalid_argument {
 /// Where a kernel's pointers point.
 enum class Memory { host, device };
 
+/// Which way attention goes.
+enum class Pass { forward, backward };
+
 /// An attention forward in fp32: Q, K, V → O, LSE.
 struct ForwardKernel {
   std::string name;     ///< for `--kernel`, e.g. "three_kernels"
@@ -49,10 +52,32 @@ struct ForwardKernel {
   std::function<void(const attention::ForwardArgs<float>&)> fetch = {};
 };
 
-/// How tables name it: kernels on the host say so, since their time is not the device's.
-inline std::string label(const ForwardKernel& kernel) {
-  return kernel.memory == Memory::host ? kernel.name + " (CPU)" : kernel.name;
-}
+/// An attention backward in fp32: Q, K, V, O, LSE, dO (and dLSE, where it is given) → dQ, dK, dV.
+struct BackwardKernel {
+  std::string name;     ///< for `--kernel`, e.g. "q_outer"
+  std::string summary;  ///< a sentence for the table's legend
+  Memory memory = Memory::device;
+
+  /// \throws Refused if the kernel does not take this problem. Called before anything is allocated or launched.
+  std::function<void(const attention::Problem&)> require = [](const attention::Problem&) {};
+
+  /// Scratch the kernel needs, bytes. It arrives poisoned (every byte 0xFF).
+  std::function<std::size_t(const attention::Problem&)> workspace_bytes = [](const attention::Problem&) {
+    return std::size_t{0};
+  };
+
+  /// What the threads of `run` load and store in global memory, exactly; the emulator's counts must equal it.
+  std::function<attention::Traffic(const attention::Problem&)> traffic;
+
+  /// What a forward would have left in the workspace (a stored P). Runs once before `run`; neither timed nor counted.
+  std::function<void(const attention::BackwardArgs<float>&, void* workspace)> prepare = {};
+
+  /// Launches it. Does not wait.
+  std::function<void(const attention::BackwardArgs<float>&, void* workspace)> run;
+
+  bool deterministic = true;  ///< false: sums by atomics, so that the last bits of a result may differ between runs
+  bool is_peer = false;       ///< of another library (peers.hpp)
+};
 
 /// \throws Refused unless the problem's head_dim is one of those.
 void require_head_dim(const std::string& kernel, const attention::Problem& p, const std::vector<int>& allowed);
@@ -67,8 +92,13 @@ void require_shared_memory(const std::string& kernel, std::size_t bytes);
 /// of 16 bytes from the first one: strides that are multiples of 4.
 void require_16_byte_rows(const std::string& kernel, const attention::Problem& p);
 
+/// The same for a backward: Q, K, V, O, dO and the gradients.
+void require_16_byte_gradients(const std::string& kernel, const attention::Problem& p);
+
 /// One kernel out of several that take one head_dim each: `kernels[d]` gets the problems of head_dim d, and others are
 /// refused. Name, summary and memory are those of the first.
 ForwardKernel by_head_dim(const std::map<int, ForwardKernel>& kernels);
+/// The same, and all of them promise what the first does: `deterministic`, and whether there is a `prepare`.
+BackwardKernel by_head_dim(const std::map<int, BackwardKernel>& kernels);
 
 }  // namespace stage

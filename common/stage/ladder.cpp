@@ -39,11 +39,12 @@ std::string format_measured_share(const Row& row, const std::optional<double>& c
   return row.on_host ? "-" : format_share(row, ceiling);
 }
 
-Results::Table ladder_table(std::vector<Step> steps) {
+Results::Table ladder_table(std::vector<Step> steps, Pass pass) {
   std::map<std::string, double> ceilings;  // by machine
   for (const Step& step : steps) {
     if (const auto ceiling = measured_fp32_ceiling(step)) ceilings[step.machine] = *ceiling;
   }
+  for (Step& step : steps) step.rows = rows_of(step.rows, pass);
   std::erase_if(steps, [](const Step& step) { return !on_the_ladder(step); });
   std::vector<const Row*> rows;
   for (const Step& step : steps) {
@@ -100,15 +101,18 @@ int ladder(int argc, const char* const* argv) {
     }
     if (steps.empty())
       throw BadArgument("no file given; allowed: ladder FILE..., files that a chapter wrote with --json");
-    const Results::Table table = ladder_table(steps);
-    if (table.rows.empty()) {
+    const Results::Table forward = ladder_table(steps, Pass::forward), backward = ladder_table(steps, Pass::backward);
+    if (forward.rows.empty() && backward.rows.empty()) {
       fmt::print("The ladder has no rows: none of these chapters ran an attention kernel.\n");
       return 0;
     }
     std::erase_if(steps, [](const Step& step) { return !on_the_ladder(step); });
     const std::string where = on_one_machine(steps) ? ", on " + steps.front().machine : "";
-    fmt::print("The ladder{}. A ratio stands where the row above solved the same problem.\n\n{}", where,
-               layout_table(table.header, table.rows));
+    fmt::print("The ladder{}. A ratio stands where the row above solved the same problem.\n", where);
+    if (!forward.rows.empty()) fmt::print("\n{}", layout_table(forward.header, forward.rows));
+    if (!backward.rows.empty()) {
+      fmt::print("\n{}\n\n{}", kBackwardLadder, layout_table(backward.header, backward.rows));
+    }
     return 0;
   } catch (const BadArgument& error) {
     fmt::print(stderr, "ladder: {}\n", error.what());

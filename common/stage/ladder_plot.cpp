@@ -48,16 +48,17 @@ std::string quoted(const std::string& text) {
   return '"' + out + '"';
 }
 
-Panel make_panel(const MeasuredMachine& measured, const KernelHashes& present) {
+Panel make_panel(const MeasuredMachine& measured, const KernelHashes& present, Pass pass) {
   Panel panel;
-  panel.title = fmt::format("{}, driver {}, CUDA {}; {}", measured.machine.name, measured.machine.driver,
-                            measured.machine.cuda, measured.date);
+  panel.title =
+      fmt::format("{}{}, driver {}, CUDA {}; {}", pass == Pass::forward ? "" : "Backward: ", measured.machine.name,
+                  measured.machine.driver, measured.machine.cuda, measured.date);
   panel.ceiling = measured_fp32_ceiling(measured).value_or(0) / 1e12;
   for (const MeasuredChapter& chapter : measured.chapters) {
     if (chapter.step.problem.empty()) continue;
     const bool stale = is_stale(measured, chapter, present);
     std::vector<Line> bars;
-    for (const Row& row : chapter.step.rows) {
+    for (const Row& row : rows_of(chapter.step.rows, pass)) {
       if (row.is_peer || !row.right || !row.seconds || !row.flops || *row.seconds <= 0 || *row.flops <= 0) continue;
       bars.push_back({row.kernel + (stale ? " (stale)" : ""), *row.flops / *row.seconds / 1e12,
                       stale         ? kStaleColour
@@ -130,11 +131,13 @@ std::string ladder_plot(const std::vector<MeasuredMachine>& machines, const Kern
   int height = 0;
   std::size_t longest = 0;
   for (const MeasuredMachine& measured : machines) {
-    Panel panel = make_panel(measured, present);
-    if (panel.lines.empty()) continue;
-    height += height_of(panel);
-    for (const Line& line : panel.lines) longest = std::max(longest, line.text.size());
-    panels.push_back(std::move(panel));
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      Panel panel = make_panel(measured, present, pass);
+      if (panel.lines.empty()) continue;
+      height += height_of(panel);
+      for (const Line& line : panel.lines) longest = std::max(longest, line.text.size());
+      panels.push_back(std::move(panel));
+    }
   }
   if (panels.empty()) return "";
 

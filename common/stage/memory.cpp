@@ -5,6 +5,14 @@
 #include <string>
 
 namespace stage {
+namespace {
+
+double gradient_elements(const attention::Problem& p) {
+  return static_cast<double>(p.elements_dq()) + static_cast<double>(p.elements_dk()) +
+         static_cast<double>(p.elements_dv());
+}
+
+}  // namespace
 
 double host_memory_available() {
   std::ifstream meminfo("/proc/meminfo");
@@ -17,16 +25,22 @@ double host_memory_available() {
   return std::numeric_limits<double>::infinity();
 }
 
-double array_bytes(const attention::Problem& p) {
-  return 4.0 * (static_cast<double>(p.elements_q()) + static_cast<double>(p.elements_k()) +
-                static_cast<double>(p.elements_v()) + static_cast<double>(p.elements_o()) +
-                static_cast<double>(p.elements_lse()));
+int outputs_of(Pass pass) { return pass == Pass::forward ? 2 : 3; }
+
+double array_bytes(const attention::Problem& p, Pass pass) {
+  double elements = static_cast<double>(p.elements_q()) + static_cast<double>(p.elements_k()) +
+                    static_cast<double>(p.elements_v()) + static_cast<double>(p.elements_o()) +
+                    static_cast<double>(p.elements_lse());
+  if (pass == Pass::backward) elements += static_cast<double>(p.elements_dout()) + gradient_elements(p);
+  return 4.0 * elements;
 }
 
-double host_bytes(const attention::Problem& p, bool emulated) {
-  const double results = static_cast<double>(p.elements_o()) + static_cast<double>(p.elements_lse());
-  const double reference = (sizeof(double) + sizeof(float)) * results;
-  return (emulated ? 2 : 1) * array_bytes(p) + reference;
+double host_bytes(const attention::Problem& p, bool emulated, Pass pass) {
+  const double forward = static_cast<double>(p.elements_o()) + static_cast<double>(p.elements_lse());
+  double reference = (sizeof(double) + sizeof(float)) * forward;
+  // The gradients' reference, plain attention's, and what two runs gave.
+  if (pass == Pass::backward) reference += (sizeof(double) + 3 * sizeof(float)) * gradient_elements(p);
+  return (emulated ? 2 : 1) * array_bytes(p, pass) + reference;
 }
 
 }  // namespace stage

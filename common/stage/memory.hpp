@@ -3,6 +3,7 @@
 /// What a problem needs in memory, and what the host still has.
 
 #include "common/attention/problem.hpp"
+#include "common/stage/kernel.hpp"
 
 namespace stage {
 
@@ -10,11 +11,14 @@ namespace stage {
 /// say.
 double host_memory_available();
 
-/// Bytes of Q, K, V, O and LSE in fp32.
-double array_bytes(const attention::Problem& p);
+/// Number of arrays that a pass writes.
+int outputs_of(Pass pass);
+
+/// Bytes of Q, K, V, O and LSE in fp32; backward also of dO, dQ, dK and dV.
+double array_bytes(const attention::Problem& p, Pass pass);
 
 /// Bytes of host memory that a checked run needs: the arrays, the reference's results, and on the emulator the arrays a
 /// second time, since its device memory is the host's.
-double host_bytes(const attention::Problem& p, bool emulated);
+double host_bytes(const attention::Problem& p, bool emulated, Pass pass);
 
 }  // namespace stage

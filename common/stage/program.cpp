@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <iterator>
+#include <map>
+#include <memory>
 
 #include "common/gpu/emulation.hpp"
 #include "common/stage/command_line.hpp"
 #include "common/stage/counts_table.hpp"
-#include "common/stage/forward_bench.hpp"
-#include "common/stage/forward_run.hpp"
 #include "common/stage/json.hpp"
+#include "common/stage/kernel_bench.hpp"
+#include "common/stage/kernel_run.hpp"
 #include "common/stage/peers.hpp"
 #include "common/stage/table.hpp"
 #include "common/stage/timing.hpp"
@@ -63,9 +66,11 @@ class Runner : public Program {
         options_(resolve(line, chapter, gpu::device())),
         emulator_guard_(gpu::device(), line.emulator),
         prints_(options_.json != "-") {
-    for (const ForwardKernel& kernel : chapter.forward) {
-      if (options_.kernel.empty() || options_.kernel == kernel.name) kernels_.push_back(&kernel);
-    }
+    const auto choose = [&](const AnyKernel& kernel) {
+      if (options_.kernel.empty() || options_.kernel == kernel.name) kernels_[kernel.pass].push_back(kernel);
+    };
+    for (const ForwardKernel& kernel : chapter.forward) choose(kernel);
+    for (const BackwardKernel& kernel : chapter.backward) choose(kernel);
     results_.chapter_number = chapter.number;
     results_.chapter_name = chapter.name;
     results_.machine = gpu::device();
@@ -80,13 +85,12 @@ class Runner : public Program {
     refuse_early();
     gpu::reset_synchronisations_seen();
     print_header();
-    if (!kernels_.empty()) {
-      find_peers();
-      std::vector<const ForwardKernel*> all = kernels_;
-      for (const ForwardKernel& peer : peers_) all.push_back(&peer);
-      rows(run_kernels(all, options_.problem, forward_));
-      run_grid(all);
+    if (kernels_.contains(Pass::forward)) find_peers();
+    for (const auto& [pass, kernels] : kernels_) {
+      if (kernels_.size() > 1) say(pass == Pass::forward ? "Forward:" : "Backward:");
+      rows(run_kernels(with_peers(pass), options_.problem, cases_[pass]));
     }
+    run_grid();
     if (options_.kernel.empty()) {
       for (const Section& section : chapter_.sections) {
         if (options_.count && !section.counted) continue;
@@ -153,11 +157,10 @@ class Runner : public Program {
     progress_shown_ = true;
   }
 
-  Row check_forward(const ForwardKernel& kernel) override { return run_kernel(kernel, options_.problem, forward_); }
-
-  Row run_forward(const ForwardKernel& kernel) override {
-    return run_kernels({&kernel}, options_.problem, forward_).front();
-  }
+  Row check_forward(const ForwardKernel& kernel) override { return check(kernel); }
+  Row run_forward(const ForwardKernel& kernel) override { return check_and_time(kernel); }
+  Row check_backward(const BackwardKernel& kernel) override { return check(kernel); }
+  Row run_backward(const BackwardKernel& kernel) override { return check_and_time(kernel); }
 
   std::vector<double> time(const std::function<void()>& launch) override {
     if (gpu::device().emulated) throw gpu::Error("a launch on the emulator has no time that says anything about a GPU");
@@ -172,42 +175,57 @@ class Runner : public Program {
   }
 
  private:
-  /// Checks the kernels one after the other and, if asked, times those that are right in rounds.
-  std::vector<Row> run_kernels(const std::vector<const ForwardKernel*>& kernels, const attention::Problem& problem,
-                               std::optional<ForwardCase>& forward) {
+  Row check(const AnyKernel& kernel) { return run_kernel(kernel, options_.problem, cases_[kernel.pass]); }
+
+  Row check_and_time(const AnyKernel& kernel) {
+    return run_kernels({kernel}, options_.problem, cases_[kernel.pass]).front();
+  }
+
+  /// Checks kernels of one pass one after the other and, if asked, times those that are right in rounds.
+  std::vector<Row> run_kernels(const std::vector<AnyKernel>& kernels, const attention::Problem& problem,
+                               std::unique_ptr<Case>& of_pass) {
     std::vector<Row> rows;
-    for (const ForwardKernel* kernel : kernels) {
-      rows.push_back(run_kernel(*kernel, problem, forward));
+    for (const AnyKernel& kernel : kernels) {
+      rows.push_back(run_kernel(kernel, problem, of_pass));
       note_synchronisations();
     }
-    if (options_.bench && forward) {
+    if (options_.bench && of_pass) {
       progress("timing");
-      bench_forward(kernels, rows, *forward, Clocks{});
+      bench(kernels, rows, *of_pass, Clocks{});
       if (library_) library_->release();
     }
     clear_progress();
     return rows;
   }
 
-  Row run_kernel(const ForwardKernel& kernel, const attention::Problem& problem, std::optional<ForwardCase>& forward) {
+  Row run_kernel(const AnyKernel& kernel, const attention::Problem& problem, std::unique_ptr<Case>& of_pass) {
     progress(fmt::format("{}: running", kernel.name));
     try {
       admit(kernel, problem);
-      if (!forward) forward.emplace(problem, options_.seed);
-      Row row = run_admitted(kernel, *forward);
+      if (!of_pass) of_pass = make_case(kernel.pass, problem, options_.seed);
+      Row row = run_admitted(kernel, *of_pass, options_.count ? Counting::all_launches : Counting::run);
       note_counts();
       return row;
     } catch (const Refused& refusal) {
       const bool asked_for = &problem == &options_.problem;  // and not one of bench_problems
-      if (asked_for && kernels_.size() == 1 && kernels_.front()->name == kernel.name) throw;
-      Row row;
-      row.kernel = label(kernel);
-      row.summary = kernel.summary;
-      row.is_peer = kernel.is_peer;
-      row.on_host = kernel.memory == Memory::host;
+      if (asked_for && is_the_only(kernel)) throw;
+      Row row = row_of(kernel);
       row.verdict = fmt::format("refused: {}", refusal.what());
       return row;
     }
+  }
+
+  /// True if this is all that runs, so that its refusal is the program's.
+  bool is_the_only(const AnyKernel& kernel) const {
+    if (kernels_.size() != 1) return false;
+    const auto& [pass, kernels] = *kernels_.begin();
+    return kernels.size() == 1 && pass == kernel.pass && kernels.front().name == kernel.name;
+  }
+
+  std::vector<AnyKernel> with_peers(Pass pass) const {
+    std::vector<AnyKernel> all = kernels_.at(pass);
+    if (pass == Pass::forward) all.insert(all.end(), peers_.begin(), peers_.end());
+    return all;
   }
 
   /// Loads the chapter's peers where times are asked for; says why if they are not to be had.
@@ -223,20 +241,29 @@ class Runner : public Program {
   }
 
   /// Checks and times all on the chapter's further problems.
-  void run_grid(const std::vector<const ForwardKernel*>& kernels) {
+  void run_grid() {
     const bool problem_given = line_.batch || line_.heads_q || line_.heads_kv || line_.seqlen_q || line_.seqlen_kv ||
                                line_.head_dim || line_.mask || line_.softmax_scale;
     if (!options_.bench || problem_given || !options_.kernel.empty() || chapter_.bench_problems.empty()) return;
-    forward_.reset();  // its inputs would take memory all the while
+    if (kernels_.empty()) return;
+    cases_.clear();  // their inputs would take memory all the while
     for (const attention::Problem& problem : chapter_.bench_problems) {
       progress(problem.describe());
-      std::optional<ForwardCase> forward;
-      results_.grid.push_back({problem, run_kernels(kernels, problem, forward)});
-      complain(results_.grid.back().rows);
+      results_.grid.push_back({problem, {}});
+      std::vector<Row>& rows = results_.grid.back().rows;
+      for (const auto& [pass, kernels] : kernels_) {
+        std::unique_ptr<Case> of_pass;
+        const std::vector<Row> more = run_kernels(with_peers(pass), problem, of_pass);
+        rows.insert(rows.end(), more.begin(), more.end());
+      }
+      complain(rows);
     }
-    const Results::Table grid = grid_table(results_.grid);
-    say("TFLOP/s, and in brackets the time of the best peer over the kernel's (above 1 the kernel is faster):");
-    table(grid.name, grid.header, grid.rows);
+    for (const auto& [pass, kernels] : kernels_) {
+      const Results::Table grid = grid_table(results_.grid, pass);
+      const std::string what = pass == Pass::forward ? "TFLOP/s" : "TFLOP/s of the backward";
+      say(what + ", and in brackets the time of the best peer over the kernel's (above 1 the kernel is faster):");
+      table(grid.name, grid.header, grid.rows);
+    }
   }
 
   /// A kernel that is not right is this program's fault; a peer that is not right is reported.
@@ -251,12 +278,14 @@ class Runner : public Program {
   /// A problem that none of the kernels takes is refused before anything is printed or run.
   void refuse_early() const {
     std::string first;
-    for (const ForwardKernel* kernel : kernels_) {
-      try {
-        admit(*kernel, options_.problem);
-        return;
-      } catch (const Refused& refusal) {
-        if (first.empty()) first = refusal.what();
+    for (const auto& [pass, kernels] : kernels_) {
+      for (const AnyKernel& kernel : kernels) {
+        try {
+          admit(kernel, options_.problem);
+          return;
+        } catch (const Refused& refusal) {
+          if (first.empty()) first = refusal.what();
+        }
       }
     }
     if (!kernels_.empty()) throw Refused(first);
@@ -338,10 +367,10 @@ class Runner : public Program {
   const CommandLine& line_;
   Options options_;
   EmulatorOptionsGuard emulator_guard_;
-  std::vector<const ForwardKernel*> kernels_;
+  std::map<Pass, std::vector<AnyKernel>> kernels_;  // no pass without kernels
   std::optional<PeerLibrary> library_;
-  std::vector<ForwardKernel> peers_;
-  std::optional<ForwardCase> forward_;  // made when the first kernel runs
+  std::vector<AnyKernel> peers_;                 // of the forward
+  std::map<Pass, std::unique_ptr<Case>> cases_;  // each made when its first kernel runs
   Results results_;
   std::vector<gpu::SourceLine> seen_;  // synchronisations passed in the parts that are over
   bool prints_;
@@ -365,6 +394,12 @@ int stop(const Chapter& chapter, const char* report) {
 }
 
 }  // namespace
+
+std::vector<Row> rows_of(const std::vector<Row>& rows, Pass pass) {
+  std::vector<Row> chosen;
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(chosen), [&](const Row& row) { return row.pass == pass; });
+  return chosen;
+}
 
 int run(int argc, const char* const* argv, const Chapter& chapter) {
   try {

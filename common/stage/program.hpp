@@ -29,7 +29,9 @@ struct Options {
 struct Row {
   std::string kernel;
   std::string summary;
-  std::optional<double> error;            ///< worst relative error against float64
+  Pass pass = Pass::forward;
+  /// Worst relative error against float64; backward of the gradient that takes the largest share of what it is allowed.
+  std::optional<double> error;
   std::optional<double> allowed;          ///< what the accuracy rule allows
   std::string verdict;                    ///< "right", or what is wrong
   std::optional<double> seconds;          ///< median of the samples
@@ -47,6 +49,9 @@ struct Row {
   bool on_host = false;  ///< ran on the CPU
   bool right = true;
 };
+
+/// Those of one pass, in their order.
+std::vector<Row> rows_of(const std::vector<Row>& rows, Pass pass);
 
 /// A running chapter program: where its parts print and record.
 class Program {
@@ -78,6 +83,9 @@ class Program {
   virtual Row run_forward(const ForwardKernel& kernel) = 0;
   /// The same, never timed: for kernels so slow that their bytes are the point.
   virtual Row check_forward(const ForwardKernel& kernel) = 0;
+  /// The same two for a backward kernel.
+  virtual Row run_backward(const BackwardKernel& kernel) = 0;
+  virtual Row check_backward(const BackwardKernel& kernel) = 0;
   /// Seconds of each timed launch: warm-up, then at least 20 samples, 5 of a slow one. `median` makes one figure of
   /// them. \throws gpu::Error on the emulator, whose times say nothing about a GPU.
   virtual std::vector<double> time(const std::function<void()>& launch) = 0;
@@ -96,14 +104,16 @@ struct Section {
 
 /// A chapter's program.
 struct Chapter {
-  std::string number;                   ///< "02"
-  std::string name;                     ///< "naive_gpu", as the folder
-  std::string idea;                     ///< one sentence, printed first
-  attention::Problem gpu_problem;       ///< the default problem on a GPU
-  attention::Problem emulator_problem;  ///< the default problem on the emulator: seconds, not minutes
-  bool takes_problem = true;            ///< false: the sizes mean nothing here, and giving one is refused
-  std::vector<ForwardKernel> forward;   ///< run and tabled in this order; with --bench timed in rounds (rounds.hpp)
-  /// Names of peers (peers.hpp) that --bench checks and times beside the kernels, e.g. "pytorch_efficient_fp32".
+  std::string number;                    ///< "02"
+  std::string name;                      ///< "naive_gpu", as the folder
+  std::string idea;                      ///< one sentence, printed first
+  attention::Problem gpu_problem;        ///< the default problem on a GPU
+  attention::Problem emulator_problem;   ///< the default problem on the emulator: seconds, not minutes
+  bool takes_problem = true;             ///< false: the sizes mean nothing here, and giving one is refused
+  std::vector<ForwardKernel> forward;    ///< run and tabled in this order; with --bench timed in rounds (rounds.hpp)
+  std::vector<BackwardKernel> backward;  ///< likewise, in a table and in rounds of their own after the forward's
+  /// Names of peers (peers.hpp) that --bench checks and times beside the forward kernels, e.g.
+  /// "pytorch_efficient_fp32".
   std::vector<std::string> peers;
   /// --bench times the kernels and peers on these, too, and tables them as "grid"; not where the command line names a
   /// kernel or a problem.

@@ -34,7 +34,7 @@ constexpr const char* kUsage =
     "results plot ROOT --hashes FILE --out FILE\n"
     "  Writes a gnuplot script that draws the ladder of ROOT/docs/results/*.json; an empty file if nothing was timed.\n"
     "\n"
-    "--hashes FILE holds what sha256sum prints of the kernel files and of the headers in common, from ROOT.\n";
+    "--hashes FILE holds what sha256sum prints of the chapters' sources and of the headers in common, from ROOT.\n";
 
 struct Arguments {
   std::vector<std::string> files;
@@ -202,7 +202,7 @@ int results(int argc, const char* const* argv) {
     if (command == "merge") return merge({words.begin() + 1, words.end()});
     if (command == "plot") return plot({words.begin() + 1, words.end()});
     if (command == "tables") return tables({words.begin() + 1, words.end()});
-    throw BadArgument(fmt::format("there is no command '{}'; allowed: merge, tables, --help", command));
+    throw BadArgument(fmt::format("there is no command '{}'; allowed: merge, tables, plot, --help", command));
   } catch (const BadArgument& error) {
     fmt::print(stderr, "results: {}\n", one_line(error.what()));
     return 2;

@@ -13,8 +13,9 @@ namespace stage {
 /// The folder of those headers that all kernels are compiled from.
 inline constexpr const char* kCommon = "common";
 
-/// SHA-256 of the kernel files: folder of the chapter ("02_naive_gpu"), then file ("naive_attention.cuh"). The headers
-/// in `common` stand under `kCommon`, by their path in it ("gpu/launch.cuh").
+/// SHA-256 of the kernel files: folder of the chapter ("02_naive_gpu"), then file ("naive_attention.cuh"). All sources
+/// in the folder are meant, stage.cu too, which says what is measured. The headers in `common` stand under `kCommon`,
+/// by their path in it ("gpu/launch.cuh").
 using KernelHashes = std::map<std::string, std::map<std::string, std::string>>;
 
 /// Reads what `sha256sum chapters/NN_name/file… common/path/file…` printed. \throws BadArgument naming `source` and the

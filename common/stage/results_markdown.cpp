@@ -18,9 +18,8 @@ constexpr const char* kBeginMarker = "<!-- results:";
 constexpr const char* kEndMarker = "<!-- /results -->";
 constexpr const char* kStale = " (stale)";
 constexpr const char* kStaleMeaning =
-    "Stale: the chapter's kernel files, or the headers in common that kernels are compiled from, have changed since "
-    "they "
-    "were measured.\n";
+    "Stale: the chapter's sources, or the headers in common that kernels are compiled from, have changed since "
+    "they were measured.\n";
 constexpr const char* kNothingYet =
     "There is no measurement yet: the table appears after `./learn bench` on a machine with a GPU.\n";
 
@@ -90,9 +89,15 @@ std::string describe(const MeasuredMachine& measured) {
 bool is_stale(const MeasuredMachine& measured, const MeasuredChapter& chapter, const KernelHashes& present) {
   const auto now = present.find(chapter.folder);
   if (now == present.end() || now->second != chapter.hashes) return true;
-  if (measured.common.empty()) return false;  // a file from before these headers were hashed
   const auto common = present.find(kCommon);
-  return common == present.end() || common->second != measured.common;
+  // A header that was not there when this chapter was measured belongs to later chapters: this one could include it
+  // only through a file that has changed. None at all are there in a results file from before these headers were
+  // hashed.
+  return std::any_of(measured.common.begin(), measured.common.end(), [&](const auto& header) {
+    if (common == present.end()) return true;
+    const auto here = common->second.find(header.first);
+    return here == common->second.end() || here->second != header.second;
+  });
 }
 
 std::optional<double> measured_fp32_ceiling(const MeasuredMachine& measured) {
@@ -161,7 +166,11 @@ std::string measured_chapter(const MeasuredChapter& chapter, const std::vector<s
                              const std::optional<double>& ceiling, bool stale) {
   std::string out;
   if (!chapter.step.problem.empty()) out += "\nProblem: " + escaped(chapter.step.problem) + ", fp32.\n";
-  if (!chapter.step.rows.empty()) out += "\n" + rows_markdown(chapter.step.rows, ceiling, stale);
+  const std::vector<Row> forward = rows_of(chapter.step.rows, Pass::forward);
+  const std::vector<Row> backward = rows_of(chapter.step.rows, Pass::backward);
+  const bool both = !forward.empty() && !backward.empty();
+  if (!forward.empty()) out += (both ? "\nForward:\n\n" : "\n") + rows_markdown(forward, ceiling, stale);
+  if (!backward.empty()) out += (both ? "\nBackward:\n\n" : "\n") + rows_markdown(backward, ceiling, stale);
   for (const std::string& name : tables) {
     const auto& recorded = chapter.step.tables;
     const auto table = std::find_if(recorded.begin(), recorded.end(), [&](const auto& t) { return t.name == name; });
@@ -231,11 +240,16 @@ std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const 
       for (Row& row : steps.back().rows) row.kernel = "`" + row.kernel + "`" + (stale ? kStale : "");
       any_stale = any_stale || (stale && !chapter.step.problem.empty());
     }
-    const Results::Table ladder = ladder_table(steps);
-    if (ladder.rows.empty()) continue;
+    const Results::Table forward = ladder_table(steps, Pass::forward), backward = ladder_table(steps, Pass::backward);
+    if (forward.rows.empty() && backward.rows.empty()) continue;
     out += (out.empty() ? "" : "\n") + describe(measured) +
-           "A ratio stands where the row above solved the same problem.\n\n" +
-           markdown_table(ladder.header, ladder.rows) + (any_stale ? std::string("\n") + kStaleMeaning : "");
+           "A ratio stands where the row above solved the same problem.\n\n";
+    if (!forward.rows.empty()) out += markdown_table(forward.header, forward.rows);
+    if (!backward.rows.empty()) {
+      out += (forward.rows.empty() ? "" : "\n") + std::string(kBackwardLadder) + "\n\n" +
+             markdown_table(backward.header, backward.rows);
+    }
+    if (any_stale) out += std::string("\n") + kStaleMeaning;
   }
   return out.empty() ? kNothingYet : out;
 }

@@ -24,12 +24,12 @@ struct Region {
 /// ("02", "ladder"), and one end marker below it.
 Region find_region(const std::string& text, const std::string& name, const std::string& path);
 
-/// What stands in the region of a chapter: a table a GPU. A chapter's results are stale, and marked so, if its kernel
-/// files are not those in `present`.
+/// What stands in the region of a chapter: a table a GPU, or one for each of its passes. A chapter's results are stale,
+/// and marked so, if its kernel files are not those in `present`.
 std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const std::string& folder,
                              const std::vector<std::string>& tables, const KernelHashes& present);
 
-/// The ladder, a table a GPU.
+/// The ladder, a table a GPU; of the kernels that go backward a second one.
 std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const KernelHashes& present);
 
 /// A table as GitHub and Doxygen read it; numbers right-aligned, but for the first column, which names the row.
@@ -38,7 +38,8 @@ std::string markdown_table(const std::vector<std::string>& header, const std::ve
 /// GPU, driver, CUDA, date and commit: a line.
 std::string describe(const MeasuredMachine& measured);
 
-/// Whether the chapter's kernel files, or the headers that all kernels are made of, are others now.
+/// Whether the chapter's kernel files, or the headers that all kernels are made of, are others now. Headers that are
+/// new make nothing stale: they came with another chapter.
 bool is_stale(const MeasuredMachine& measured, const MeasuredChapter& chapter, const KernelHashes& present);
 
 /// FLOP/s of fp32 multiply-adds by chapter 00; absent if the machine's results have none.

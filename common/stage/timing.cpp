@@ -53,32 +53,29 @@ std::vector<double> time_launches(const Clock& clock, const std::function<void()
   return samples;
 }
 
-RotatedInputs::RotatedInputs(const attention::Problem& p, const attention::Inputs& inputs) {
-  constexpr std::size_t kAlign = 64;  // 256 bytes, as an allocation of its own would have
-  const auto aligned = [](std::size_t elements) { return (elements + kAlign - 1) / kAlign * kAlign; };
-  k_offset_ = aligned(static_cast<std::size_t>(p.elements_q()));
-  v_offset_ = k_offset_ + aligned(static_cast<std::size_t>(p.elements_k()));
-  stride_ = std::max(kAlign, v_offset_ + aligned(static_cast<std::size_t>(p.elements_v())));
+RotatedInputs::RotatedInputs(const std::vector<InputArray>& inputs) {
+  constexpr std::size_t kAlign = 256;  // as an allocation of its own would have
+  for (const InputArray& input : inputs) {
+    offsets_.push_back(stride_);
+    stride_ += (input.bytes.size() + kAlign - 1) / kAlign * kAlign;
+  }
+  stride_ = std::max(kAlign, stride_);
 
   constexpr std::size_t kColdBytes = 240'000'000;
-  const std::size_t bytes = stride_ * sizeof(float);
-  copies_ = std::max<std::size_t>(1, std::min(kColdBytes / bytes + 1, gpu::memory_available() / 2 / bytes));
-  arena_ = gpu::DeviceBuffer<float>(copies_ * stride_, "rotated inputs");
-  const auto put = [&](std::size_t offset, const std::vector<float>& values) {
-    if (!values.empty()) gpu::copy_to_device(arena_.data() + offset, values.data(), values.size() * sizeof(float));
-  };
+  copies_ = std::max<std::size_t>(1, std::min(kColdBytes / stride_ + 1, gpu::memory_available() / 2 / stride_));
+  arena_ = gpu::DeviceBuffer<std::byte>(copies_ * stride_, "rotated inputs");
   for (std::size_t copy = 0; copy < copies_; ++copy) {
-    put(copy * stride_, inputs.q);
-    put(copy * stride_ + k_offset_, inputs.k);
-    put(copy * stride_ + v_offset_, inputs.v);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto bytes = inputs[i].bytes;
+      if (!bytes.empty()) gpu::copy_to_device(arena_.data() + copy * stride_ + offsets_[i], bytes.data(), bytes.size());
+    }
   }
 }
 
-void RotatedInputs::bind_next(attention::ForwardArgs<float>& args) {
-  const float* base = arena_.data() + next_ * stride_;
-  args.q_gmem = base;
-  args.k_gmem = base + k_offset_;
-  args.v_gmem = base + v_offset_;
+void RotatedInputs::bind_next(Pointers& arrays) {
+  const std::byte* base = arena_.data() + next_ * stride_;
+  arrays.inputs.clear();
+  for (const std::size_t offset : offsets_) arrays.inputs.push_back(base + offset);
   next_ = (next_ + 1) % copies_;
 }
 
@@ -89,12 +86,18 @@ const attention::Machine* known_machine(const gpu::DeviceInfo& device) {
   return nullptr;
 }
 
-std::optional<double> fp32_roof(const gpu::DeviceInfo& device, const attention::Problem& p) {
-  const double bytes = attention::compulsory_traffic(p, sizeof(float)).total();
+double credited_flops(const attention::Problem& p, Pass pass) {
+  return pass == Pass::forward ? attention::forward_flops(p) : attention::backward_flops(p);
+}
+
+std::optional<double> fp32_roof(const gpu::DeviceInfo& device, const attention::Problem& p, Pass pass) {
+  const double forward_bytes = attention::compulsory_traffic(p, sizeof(float)).total();
+  // Backward, dO, dQ, dK and dV come on top: as large as O, Q, K and V.
+  const double lse_bytes = sizeof(float) * static_cast<double>(p.elements_lse());
+  const double bytes = pass == Pass::forward ? forward_bytes : 2 * forward_bytes - lse_bytes;
   const attention::Machine* machine = known_machine(device);
   if (bytes <= 0 || !machine) return std::nullopt;
-  return attention::attainable_flops(attention::forward_flops(p) / bytes, machine->fp32_flops,
-                                     machine->bytes_per_second);
+  return attention::attainable_flops(credited_flops(p, pass) / bytes, machine->fp32_flops, machine->bytes_per_second);
 }
 
 }  // namespace stage

@@ -19,6 +19,8 @@ using attention::kMaxSeqlen;
 using attention::kUnlimited;
 using attention::Mask;
 using attention::Problem;
+using attention::queries_of_any;
+using attention::QueryRange;
 using attention::Strides;
 using attention::visible_keys;
 
@@ -301,6 +303,38 @@ TEST_CASE("the keys that any and that all of some queries see") {
                 if (keys.empty()) REQUIRE((keys.begin == 0 && keys.end == 0));
               }
             }
+}
+
+TEST_CASE("the queries that see any of some keys") {
+  const int sides[] = {0, 1, 2, 5, 8, kUnlimited};
+  for (int seqlen_q = 0; seqlen_q <= 7; ++seqlen_q)
+    for (int seqlen_kv = 1; seqlen_kv <= 7; ++seqlen_kv)
+      for (const int left : sides)
+        for (const int right : sides)
+          for (int first = 0; first < seqlen_kv; ++first)
+            for (int last = first; last < seqlen_kv; ++last) {
+              const Mask mask = Mask::window(left, right);
+              CAPTURE(seqlen_q, seqlen_kv, left, right, first, last);
+              const QueryRange queries = queries_of_any(mask, first, last, seqlen_q, seqlen_kv);
+              for (int query = 0; query < seqlen_q; ++query) {
+                const KeyRange keys = visible_keys(mask, query, seqlen_q, seqlen_kv);
+                bool sees = false;
+                for (int key = first; key <= last; ++key) sees = sees || (key >= keys.begin && key < keys.end);
+                REQUIRE((query >= queries.begin && query < queries.end) == sees);
+              }
+              REQUIRE((queries.begin >= 0 && queries.begin <= queries.end && queries.end <= seqlen_q));
+              if (queries.empty()) REQUIRE((queries.begin == 0 && queries.end == 0));
+            }
+}
+
+TEST_CASE("the queries of the longest sequences do not wrap") {
+  const int last = kMaxSeqlen - 1;
+  CHECK(queries_of_any(Mask::none(), 0, last, kMaxSeqlen, kMaxSeqlen).size() == kMaxSeqlen);
+  CHECK(queries_of_any(Mask::none(), last, last, kMaxSeqlen, kMaxSeqlen).size() == kMaxSeqlen);
+  CHECK(queries_of_any(Mask::causal(), 0, 0, kMaxSeqlen, kMaxSeqlen).size() == kMaxSeqlen);
+  CHECK(queries_of_any(Mask::causal(), last, last, kMaxSeqlen, kMaxSeqlen).size() == 1);
+  CHECK(queries_of_any(Mask::none(), 0, last, 1, kMaxSeqlen).size() == 1);
+  CHECK(queries_of_any(Mask::none(), 0, 0, kMaxSeqlen, 1).size() == kMaxSeqlen);
 }
 
 TEST_CASE("the keys of the longest sequences do not wrap") {

@@ -60,8 +60,9 @@ Outcome caught(const std::string& name, const std::vector<std::string>& argument
   return outcome;
 }
 
-/// Plain attention on host arrays that the arguments point to.
-void attend(const attention::ForwardArgs<float>& a) {
+/// The problem that a kernel was called with; its arrays are dense.
+template <class Args>
+attention::Problem problem_of(const Args& a) {
   attention::Problem p;
   p.batch = a.batch;
   p.heads_q = a.heads_q;
@@ -71,11 +72,35 @@ void attend(const attention::ForwardArgs<float>& a) {
   p.head_dim = a.head_dim;
   p.mask = a.mask;
   p.softmax_scale = a.softmax_scale;
-  const auto size = [](std::int64_t elements) { return static_cast<std::size_t>(elements); };
+  return p;
+}
+
+std::size_t size(std::int64_t elements) { return static_cast<std::size_t>(elements); }
+
+/// Plain attention on host arrays that the arguments point to.
+void attend(const attention::ForwardArgs<float>& a) {
+  const attention::Problem p = problem_of(a);
   const auto plain = attention::plain_forward_f32(p, {a.q_gmem, size(p.elements_q())}, {a.k_gmem, size(p.elements_k())},
                                                   {a.v_gmem, size(p.elements_v())});
   std::copy(plain.o.begin(), plain.o.end(), a.o_gmem);
   std::copy(plain.lse.begin(), plain.lse.end(), a.lse_gmem);
+}
+
+/// Its gradients, likewise.
+void attend_backward(const attention::BackwardArgs<float>& a) {
+  const attention::Problem p = problem_of(a);
+  const auto plain = attention::plain_backward_f32(
+      p, {a.q_gmem, size(p.elements_q())}, {a.k_gmem, size(p.elements_k())}, {a.v_gmem, size(p.elements_v())},
+      {a.o_gmem, size(p.elements_o())}, {a.lse_gmem, size(p.elements_lse())}, {a.dout_gmem, size(p.elements_dout())});
+  std::copy(plain.dq.begin(), plain.dq.end(), a.dq_gmem);
+  std::copy(plain.dk.begin(), plain.dk.end(), a.dk_gmem);
+  std::copy(plain.dv.begin(), plain.dv.end(), a.dv_gmem);
+}
+
+std::vector<float> downloaded(const float* x_gmem, std::int64_t elements) {
+  std::vector<float> x(size(elements));
+  gpu::copy_to_host(x.data(), x_gmem, x.size() * sizeof(float));
+  return x;
 }
 
 }  // namespace
@@ -135,6 +160,42 @@ stage::ForwardKernel damaged(stage::ForwardKernel kernel,
   return kernel;
 }
 
+stage::BackwardKernel host_backward(const std::string& name) {
+  stage::BackwardKernel kernel;
+  kernel.name = name;
+  kernel.summary = "plain gradients on the host";
+  kernel.memory = stage::Memory::host;
+  kernel.run = [](const attention::BackwardArgs<float>& args, void*) { attend_backward(args); };
+  return kernel;
+}
+
+stage::BackwardKernel device_backward(const std::string& name) {
+  stage::BackwardKernel kernel;
+  kernel.name = name;
+  kernel.summary = "plain gradients, copied to the device";
+  kernel.traffic = [](const attention::Problem&) { return attention::Traffic{}; };
+  kernel.run = [](const attention::BackwardArgs<float>& args, void*) {
+    const attention::Problem p = problem_of(args);
+    const auto q = downloaded(args.q_gmem, p.elements_q()), k = downloaded(args.k_gmem, p.elements_k()),
+               v = downloaded(args.v_gmem, p.elements_v()), o = downloaded(args.o_gmem, p.elements_o()),
+               lse = downloaded(args.lse_gmem, p.elements_lse()), dout = downloaded(args.dout_gmem, p.elements_dout());
+    const auto plain = attention::plain_backward_f32(p, q, k, v, o, lse, dout);
+    gpu::copy_to_device(args.dq_gmem, plain.dq.data(), plain.dq.size() * sizeof(float));
+    gpu::copy_to_device(args.dk_gmem, plain.dk.data(), plain.dk.size() * sizeof(float));
+    gpu::copy_to_device(args.dv_gmem, plain.dv.data(), plain.dv.size() * sizeof(float));
+  };
+  return kernel;
+}
+
+stage::BackwardKernel damaged(stage::BackwardKernel kernel,
+                              std::function<void(const attention::BackwardArgs<float>&)> damage) {
+  kernel.run = [run = kernel.run, damage](const attention::BackwardArgs<float>& args, void* workspace) {
+    run(args, workspace);
+    damage(args);
+  };
+  return kernel;
+}
+
 stage::Chapter chapter_with(std::vector<stage::ForwardKernel> kernels) {
   stage::Chapter chapter;
   chapter.number = "07";
@@ -147,6 +208,12 @@ stage::Chapter chapter_with(std::vector<stage::ForwardKernel> kernels) {
   chapter.gpu_problem.head_dim = 32;
   chapter.emulator_problem = chapter.gpu_problem;
   chapter.forward = std::move(kernels);
+  return chapter;
+}
+
+stage::Chapter backward_chapter_with(std::vector<stage::BackwardKernel> kernels) {
+  stage::Chapter chapter = chapter_with({});
+  chapter.backward = std::move(kernels);
   return chapter;
 }
 

@@ -39,8 +39,18 @@ stage::ForwardKernel device_kernel(const std::string& name);
 stage::ForwardKernel damaged(stage::ForwardKernel kernel,
                              std::function<void(const attention::ForwardArgs<float>&)> damage);
 
+/// A right backward kernel on the host: plain attention in fp32.
+stage::BackwardKernel host_backward(const std::string& name);
+
+/// The same with its arrays in device memory, like device_kernel.
+stage::BackwardKernel device_backward(const std::string& name);
+
+stage::BackwardKernel damaged(stage::BackwardKernel kernel,
+                              std::function<void(const attention::BackwardArgs<float>&)> damage);
+
 /// Chapter "07 testing" on a small problem: batch 1, heads 4/2, seqlen 9/12, head_dim 32.
 stage::Chapter chapter_with(std::vector<stage::ForwardKernel> kernels);
+stage::Chapter backward_chapter_with(std::vector<stage::BackwardKernel> kernels);
 
 /// Number of lines of a text that ends with a newline.
 std::size_t lines(const std::string& text);

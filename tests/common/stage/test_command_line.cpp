@@ -1,6 +1,9 @@
 /// \file
 /// What the command line takes, and every argument that it refuses: one line, exit code 2, nothing written.
 
+#include <sstream>
+#include <string>
+
 #include "common/gpu/device.hpp"
 #include "common/stage/command_line.hpp"
 #include "tests/catch.hpp"
@@ -71,6 +74,11 @@ TEST_CASE("The mask of --causal and --window", "[stage]") {
   CHECK(problem_of({"--window", "inf"}).mask == Mask::none());
   CHECK(problem_of({"--causal", "--window", "3"}).mask == Mask::window(3, 0));
   CHECK(problem_of({"--window", "3,0", "--causal"}).mask == Mask::window(3, 0));
+  CHECK(problem_of({"--window", "inf", "--causal"}).mask == Mask::causal());
+
+  // The program says which mask it made of the two.
+  CHECK_THAT(run(two_kernels(), {"--causal", "--window", "3"}).out, ContainsText("window(3,0)"));
+  CHECK_THAT(run(two_kernels(), {"--window", "3"}).out, ContainsText("window(3,inf)"));
 }
 
 TEST_CASE("A literal scale of 0 is a 0", "[stage][C28]") {
@@ -200,6 +208,10 @@ TEST_CASE("--help names the options, the kernels and the defaults", "[stage]") {
   for (const char* text : {"--heads-kv", "--window", "--without", "plain, other", "seqlen 9/12"}) {
     CHECK_THAT(outcome.out, ContainsText(text));
   }
+  std::string words;  // whatever the lines' ends are
+  std::istringstream text(outcome.out);
+  for (std::string word; text >> word;) words += word + " ";
+  CHECK_THAT(words, ContainsText("Without R: no limit, or 0 with --causal"));
 }
 
 TEST_CASE("A source line is found by its last path components", "[stage]") {

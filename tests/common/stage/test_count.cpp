@@ -186,7 +186,7 @@ TEST_CASE("Kernels that load four floats at once refuse rows that are not aligne
   CHECK_NOTHROW(stage::require_16_byte_rows("fast", p));
   const auto refused = [&](const char* array, std::int64_t stride) {
     CHECK_THROWS_WITH(stage::require_16_byte_rows("fast", p),
-                      ContainsText("fast loads four floats at once and does not take a stride of " +
+                      ContainsText("fast moves four floats at once and does not take a stride of " +
                                    std::to_string(stride) + " elements in " + array + "; allowed: multiples of 4"));
   };
   const attention::Problem dense = p;
@@ -203,4 +203,17 @@ TEST_CASE("Kernels that load four floats at once refuse rows that are not aligne
   refused("O", 2 * 3 * 64 + 1);
   p.o_strides = {.batch = 2 * 3 * 68, .seq = 2 * 68, .head = 68};
   CHECK_NOTHROW(stage::require_16_byte_rows("fast", p));
+
+  CHECK_NOTHROW(stage::require_16_byte_gradients("fast", p));
+  const auto refused_gradient = [&](const char* array, std::optional<attention::Strides> attention::Problem::*strides) {
+    attention::Problem odd = p;
+    odd.*strides = attention::Strides{.batch = 2 * 3 * 64, .seq = 2 * 64, .head = 65};
+    CHECK_THROWS_WITH(stage::require_16_byte_gradients("fast", odd),
+                      ContainsText(std::string("a stride of 65 elements in ") + array + ";"));
+  };
+  refused_gradient("Q", &attention::Problem::q_strides);
+  refused_gradient("dO", &attention::Problem::dout_strides);
+  refused_gradient("dQ", &attention::Problem::dq_strides);
+  refused_gradient("dK", &attention::Problem::dk_strides);
+  refused_gradient("dV", &attention::Problem::dv_strides);
 }

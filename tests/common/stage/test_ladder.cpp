@@ -135,3 +135,36 @@ TEST_CASE("The ladder refuses what holds no results", "[stage]") {
   check_malformed(other_row.dump());
   CHECK(tried == 18);
 }
+
+TEST_CASE("The ladder shows backward kernels apart", "[stage][backward]") {
+  TemporaryFolder folder;
+  stage::Results both = step("06", "recompute_backward", 100, 4000);
+  both.rows.push_back(both.rows.front());
+  both.rows.back().kernel = "gradients";
+  both.rows.back().pass = stage::Pass::backward;
+  both.rows.back().bytes_counted = 1000;
+  stage::Results backward = step("09", "later", 100, 500);
+  backward.rows.front().pass = stage::Pass::backward;
+  write(folder.file("6"), stage::to_json(both));
+  write(folder.file("9"), stage::to_json(backward));
+  const Outcome outcome = run_ladder({folder.file("6"), folder.file("9")});
+  CHECK(outcome.code == 0);
+  const auto split = outcome.out.find("\nBackward, credited with 2.5 times the forward's FLOPs:\n\n");
+  REQUIRE(split != std::string::npos);
+  const std::string first = outcome.out.substr(0, split), second = outcome.out.substr(split);
+  CHECK_THAT(first, ContainsText("recompute_backward_kernel"));
+  CHECK(first.find("gradients") == std::string::npos);
+  CHECK(first.find("4.00x") == std::string::npos);  // of the other pass
+  CHECK_THAT(second, ContainsText("gradients"));
+  CHECK_THAT(second, ContainsText("2.00x"));
+  CHECK(second.find("recompute_backward_kernel") == std::string::npos);
+
+  // Without forward kernels there is one table; and results from before there was a backward are forward ones.
+  const Outcome alone = run_ladder({folder.file("9")});
+  CHECK(alone.code == 0);
+  CHECK_THAT(alone.out, ContainsText("solved the same problem.\n\nBackward, "));
+  auto older = nlohmann::json::parse(read(folder.file("9")));
+  older["rows"][0].erase("pass");
+  write(folder.file("9"), older.dump());
+  CHECK(run_ladder({folder.file("9")}).out.find("Backward") == std::string::npos);
+}

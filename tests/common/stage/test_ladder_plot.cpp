@@ -76,3 +76,15 @@ TEST_CASE("Each GPU has a panel, and what measured nothing has none", "[stage]")
   CHECK(stage::ladder_plot({empty}, present(kHashA)) == "");
   CHECK(stage::ladder_plot({}, {}) == "");
 }
+
+TEST_CASE("Backward kernels have a panel of their own below", "[stage][backward]") {
+  stage::MeasuredMachine measured = machine();
+  stage::Row gradients = row("gradients", 2);
+  gradients.pass = stage::Pass::backward;
+  measured.chapters[1].step.rows.push_back(gradients);
+  const std::string script = stage::ladder_plot({measured}, present(kHashA));
+  CHECK_THAT(script, ContainsText("$bars1 << END\n2 5.25 0x4c78a8 \"5.25\"\n3 0.5 0x4c78a8 \"0.500\"\nEND\n"));
+  CHECK_THAT(script, ContainsText("$bars2 << END\n2 2 0x4c78a8 \"2.00\"\nEND\n"));
+  CHECK_THAT(script, ContainsText("set title \"Backward: NVIDIA Test, "));
+  CHECK_FALSE(contains(stage::ladder_plot({machine()}, present(kHashA)), "Backward"));
+}

@@ -241,6 +241,16 @@ TEST_CASE("A changed header in common makes all rows stale", "[stage]") {
   CHECK_THAT(book.chapter("02_second"), ContainsText("| `second_kernel` (stale) |"));
   CHECK_THAT(book.chapter("02_second"), ContainsText("headers in common"));
 
+  // One that came since belongs to another chapter; one that is gone tells of a change.
+  hash_common(kHashA);
+  write(book.file("hashes"), read(book.file("hashes")) + kHashB + "  common/gpu/tma.cuh\n");
+  REQUIRE(book.tables().code == 0);
+  CHECK(!contains(book.ladder(), "tale"));
+  book.hash(kHashA);
+  write(book.file("hashes"), read(book.file("hashes")) + kHashB + "  common/gpu/tma.cuh\n");
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(book.ladder(), ContainsText("| `first_kernel` (stale) |"));
+
   // A file from before these headers were hashed is judged by the kernel files alone.
   auto older = nlohmann::json::parse(read(path));
   older.erase("common");
@@ -359,7 +369,7 @@ TEST_CASE("Markers or results that are not as they should be change nothing", "[
 TEST_CASE("The results program answers a wrong command line", "[stage]") {
   const Book book;
   check_refused(run_results({}), "there is no command ''");
-  check_refused(run_results({"paint"}), "there is no command 'paint'");
+  check_refused(run_results({"paint"}), "there is no command 'paint'; allowed: merge, tables, plot, --help");
   check_refused(run_results({"tables", book.file("")}), "--hashes is missing");
   check_refused(run_results({"tables", book.file(""), "--hashes"}), "--hashes needs a value");
   check_refused(book.tables({"--fast"}), "unknown argument '--fast'");
@@ -368,4 +378,45 @@ TEST_CASE("The results program answers a wrong command line", "[stage]") {
   const Outcome help = run_results({"--help"});
   CHECK(help.code == 0);
   CHECK_THAT(help.out, ContainsText("results merge"));
+}
+
+TEST_CASE("Backward rows stand in tables of their own, in the chapter and in the ladder", "[stage][backward]") {
+  const Book book;
+  stage::Results both = measured("02", "second", 1e-3);
+  stage::Row gradients = both.rows.front();
+  gradients.kernel = "gradients";
+  gradients.pass = stage::Pass::backward;
+  gradients.flops = 5e9;
+  both.rows.push_back(gradients);
+  write(book.file("both.json"), stage::to_json(both));
+  REQUIRE(book.merge({"0.json", "both.json"}).code == 0);
+  REQUIRE(book.tables().code == 0);
+  const auto parts = [](const std::string& text, const std::string& heading) {
+    const auto at = text.find(heading);
+    REQUIRE(at != std::string::npos);
+    return std::pair(text.substr(0, at), text.substr(at));
+  };
+  const auto [forward, backward] = parts(book.chapter("02_second"), "\nBackward:\n\n| kernel |");
+  CHECK_THAT(forward, ContainsText("\nForward:\n\n| kernel |"));
+  CHECK_THAT(forward, ContainsText("| `second_kernel` |"));
+  CHECK(!contains(forward, "gradients"));
+  CHECK_THAT(backward, ContainsText("| `gradients` | right | 1.0e-07 | 1.000 ms | 960.0 us … 1.040 ms | 5.00 |"));
+  CHECK(!contains(backward, "second_kernel"));
+  CHECK(!contains(backward, "1.00x"));  // there is no step from a forward
+
+  const auto [ladder, backward_ladder] =
+      parts(book.ladder(), "\nBackward, credited with 2.5 times the forward's FLOPs:\n\n| chapter |");
+  CHECK_THAT(ladder, ContainsText("| `second_kernel` |"));
+  CHECK(!contains(ladder, "gradients"));
+  CHECK_THAT(backward_ladder, ContainsText("| 02 second | `gradients` |"));
+  CHECK(!contains(backward_ladder, "second_kernel"));
+
+  // A chapter with a backward alone needs no heading, nor does one with a forward alone.
+  both.rows.erase(both.rows.begin());
+  write(book.file("backward.json"), stage::to_json(both));
+  REQUIRE(book.merge({"0.json", "backward.json"}).code == 0);
+  REQUIRE(book.tables().code == 0);
+  CHECK(!contains(book.chapter("02_second"), "ward:"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("| `gradients` |"));
+  CHECK(!contains(book.chapter("00_first"), "ward:"));
 }

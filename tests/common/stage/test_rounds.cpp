@@ -7,7 +7,8 @@
 #include <string>
 
 #include "common/gpu/device.hpp"
-#include "common/stage/forward_bench.hpp"
+#include "common/stage/forward_run.hpp"
+#include "common/stage/kernel_bench.hpp"
 #include "common/stage/rounds.hpp"
 #include "common/stage/table.hpp"
 #include "tests/catch.hpp"
@@ -54,14 +55,11 @@ stage::ForwardKernel as_peer(stage::ForwardKernel kernel) {
 /// The kernels' rows after a bench on the problem of chapter_with().
 std::vector<stage::Row> bench(Track& track, const std::vector<stage::ForwardKernel>& kernels) {
   stage::ForwardCase forward(chapter_with({}).emulator_problem, 1);
-  std::vector<const stage::ForwardKernel*> pointers;
+  const std::vector<stage::AnyKernel> any(kernels.begin(), kernels.end());
   std::vector<stage::Row> rows;
-  for (const auto& kernel : kernels) {
-    pointers.push_back(&kernel);
-    rows.push_back(stage::run_admitted(kernel, forward));
-  }
+  for (const auto& kernel : any) rows.push_back(stage::run_admitted(kernel, forward));
   track.order.clear();
-  stage::bench_forward(pointers, rows, forward, {.device = track.clock(), .host = track.clock()});
+  stage::bench(any, rows, forward, {.device = track.clock(), .host = track.clock()});
   return rows;
 }
 
@@ -260,6 +258,14 @@ TEST_CASE("Several problems make a table of a line each", "[stage]") {
   CHECK(table.rows[2] == std::vector<std::string>{"geometric mean of the ratios", "1.00x", "1.00x", "-"});
   CHECK_THROWS_WITH(stage::grid_table({first, {large, {refused}}}), ContainsText("the same kernels in the same order"));
   CHECK(stage::grid_table({}).rows.empty());
+
+  // Of a chapter with both passes, each has a table.
+  stage::Row gradients = row("gradients", 0.1, 0);
+  gradients.pass = stage::Pass::backward;
+  const stage::ProblemRows both{small, {row("a", 0.1, 0), gradients}};
+  CHECK(stage::grid_table({both}).header == std::vector<std::string>{"problem", "a"});
+  CHECK(stage::grid_table({both}, stage::Pass::backward).header == std::vector<std::string>{"problem", "gradients"});
+  CHECK(stage::grid_table({both}, stage::Pass::backward).name == "grid_backward");
 }
 
 TEST_CASE("A percentile lies between the two nearest samples", "[stage]") {

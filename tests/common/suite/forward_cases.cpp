@@ -138,11 +138,11 @@ std::vector<SuiteCase> product_cases(const Axes& axes) {
 
 }  // namespace
 
-Depth depth_for(const stage::ForwardKernel& kernel) {
+Depth depth_for(stage::Memory memory) {
   const gpu::DeviceInfo& machine = gpu::device();
   // compute-sanitizer (tests/sanitize) slows kernels down a hundredfold: small shapes for it too.
   if ((machine.emulated && machine.checked) || std::getenv("BOOK_SANITIZER")) return Depth::checking;
-  return machine.emulated || kernel.memory == stage::Memory::host ? Depth::plain : Depth::product;
+  return machine.emulated || memory == stage::Memory::host ? Depth::plain : Depth::product;
 }
 
 std::string name(Layout layout) {

@@ -86,24 +86,30 @@ Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c) {
   return failures;
 }
 
-Failures refusal_failures(const stage::ForwardKernel& kernel) {
-  SuiteCase c;
-  c.problem = {.heads_q = 2, .heads_kv = 1, .seqlen_q = 5, .seqlen_kv = 9, .head_dim = 48};
+std::optional<Failures> refusal_of_head_dim_48(const std::string& kernel,
+                                               const std::function<void(const attention::Problem&)>& require) {
   const std::size_t memory_before = gpu::memory_in_use();
   try {
-    kernel.require(c.problem);
+    require(kProblemOfHeadDim48);
   } catch (const stage::Refused& refused) {
     const std::string sentence = refused.what();
     Failures failures;
-    if (sentence.find(kernel.name) == std::string::npos || sentence.find("48") == std::string::npos) {
-      failures.push_back(kernel.name + ": the refusal of head_dim 48 names neither kernel nor value: " + sentence);
+    if (sentence.find(kernel) == std::string::npos || sentence.find("48") == std::string::npos) {
+      failures.push_back(kernel + ": the refusal of head_dim 48 names neither kernel nor value: " + sentence);
     }
-    if (gpu::memory_in_use() != memory_before) failures.push_back(kernel.name + ": a refusal kept device memory");
+    if (gpu::memory_in_use() != memory_before) failures.push_back(kernel + ": a refusal kept device memory");
     return failures;
   } catch (const std::exception& error) {
-    return {kernel.name + ": head_dim 48 was refused by another type than stage::Refused: " + error.what()};
+    return Failures{kernel + ": head_dim 48 was refused by another type than stage::Refused: " + error.what()};
   }
-  return case_failures(kernel, c);
+  return std::nullopt;
+}
+
+Failures refusal_failures(const stage::ForwardKernel& kernel) {
+  SuiteCase c;
+  c.problem = kProblemOfHeadDim48;
+  const std::optional<Failures> refusal = refusal_of_head_dim_48(kernel.name, kernel.require);
+  return refusal ? *refusal : case_failures(kernel, c);
 }
 
 Failures forward_suite_failures(const stage::ForwardKernel& kernel, Depth depth, std::size_t stop_after) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,9 @@ enum class Depth {
   product,   ///< a GPU: all lengths × masks × head ratios × head_dims; the other axes take turns
 };
 
-/// What fits the machine that the test runs on. Kernels on the host never get Depth::product.
-Depth depth_for(const stage::ForwardKernel& kernel);
+/// What fits the machine that the test runs on. Kernels on the host's memory never get Depth::product.
+Depth depth_for(stage::Memory memory);
+inline Depth depth_for(const stage::ForwardKernel& kernel) { return depth_for(kernel.memory); }
 
 /// How the arrays of a case lie in memory. Gaps hold NaN in Q, K, V and must stay untouched in O.
 enum class Layout {
@@ -83,6 +85,14 @@ Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c);
 /// A head_dim of 48 is either refused by `require` with stage::Refused, naming the value and touching nothing, or
 /// computed rightly.
 Failures refusal_failures(const stage::ForwardKernel& kernel);
+
+/// A problem that a kernel may refuse.
+inline const attention::Problem kProblemOfHeadDim48{
+    .heads_q = 2, .heads_kv = 1, .seqlen_q = 5, .seqlen_kv = 9, .head_dim = 48};
+
+/// Asks `require` about it. \return What is wrong with the way in which it refuses; no list at all if it does not.
+std::optional<Failures> refusal_of_head_dim_48(const std::string& kernel,
+                                               const std::function<void(const attention::Problem&)>& require);
 
 /// All cases of a depth and the refusals, until `stop_after` failures have been found.
 Failures forward_suite_failures(const stage::ForwardKernel& kernel, Depth depth,

@@ -10,6 +10,7 @@
 
 #include "common/stage/kernel.hpp"
 #include "tests/catch.hpp"
+#include "tests/common/suite/check_none.hpp"
 #include "tests/common/suite/forward_suite.hpp"
 #include "tests/common/suite/hard_cases.hpp"
 
@@ -17,12 +18,6 @@ namespace suite {
 
 /// The kernels of the chapter, defined by its suite.cu.
 std::vector<stage::ForwardKernel> kernels_under_test();
-
-/// Every sentence becomes a failed check.
-inline void check_none(const Failures& failures) {
-  for (const std::string& sentence : failures) FAIL_CHECK(sentence);
-  CHECK(failures.empty());
-}
 
 /// Checks a kernel on all cases of a depth.
 inline void run_forward_suite(const stage::ForwardKernel& kernel, Depth depth) {

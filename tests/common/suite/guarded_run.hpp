@@ -1,39 +1,23 @@
 #pragma once
 /// \file
-/// Runs a forward kernel between guard bands.
+/// Runs a forward or a backward kernel between guard bands.
 
-#include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "common/attention/accuracy.hpp"
 #include "common/attention/inputs.hpp"
-#include "common/gpu/emulation.hpp"
 #include "common/stage/kernel.hpp"
-#include "tests/common/suite/forward_suite.hpp"
+#include "tests/common/suite/guarded_array.hpp"
 
 namespace suite {
 
-/// What stands where a kernel has no business to write: an ordinary number, unlike any result.
-inline constexpr float kSentinel = -54321.125f;
-
-/// The bits of both arrays are equal; NaN equals itself here.
-bool same_bits(std::span<const float> a, std::span<const float> b);
-
-/// Copies the rows of an array between two layouts; elements of the target between rows become `gap`.
-std::vector<float> relayout(std::span<const float> from, const attention::Strides& from_strides, int batch, int seqlen,
-                            int heads, int head_dim, const attention::Strides& to_strides, float gap);
-
 /// The arrays of one problem where the kernel wants them, and launches on them.
 ///
-/// NaN stands before and after Q, K and V, a sentinel before and after O, LSE and the workspace and in O's gaps. In the
-/// checking build the arrays on the device have no guards of ours: there the emulator itself reports what lies outside.
+/// NaN stands before and after Q, K and V, a sentinel before and after O, LSE and the workspace and in O's gaps.
 class GuardedRun {
  public:
   /// \throws stage::Refused if the kernel does not take the problem.
   GuardedRun(const stage::ForwardKernel& kernel, const attention::Problem& problem, const attention::Inputs& inputs);
-  ~GuardedRun();
 
   /// Poisons O, LSE and the workspace, launches, waits, and checks guards, gaps, inputs and counted bytes.
   Failures launch();
@@ -46,23 +30,50 @@ class GuardedRun {
   float lse(int b, int query, int head) const;
 
  private:
-  class Array;
   const stage::ForwardKernel& kernel_;
   attention::Problem problem_;
-  std::unique_ptr<Array> q_array_, k_array_, v_array_, o_array_, lse_array_, workspace_array_;
+  GuardedArray q_array_, k_array_, v_array_, o_array_, lse_array_, workspace_array_;
   std::vector<float> o_, lse_;
 };
 
-/// Sets the schedule and the delivery of the emulator for a while; other options stay as they are.
-class ScheduleScope {
+/// What a backward kernel reads, laid out by the problem's strides; LSE and dLSE dense. An empty dLSE means that none
+/// is given.
+struct BackwardInputs {
+  std::vector<float> q, k, v, o, lse, dout, dlse;
+};
+
+/// The same for a backward kernel: NaN round all it reads, a sentinel round dQ, dK, dV, the workspace and in the gaps.
+class GuardedBackwardRun {
  public:
-  ScheduleScope(std::uint64_t seed, gpu::Delivery delivery);
-  ~ScheduleScope();
-  ScheduleScope(const ScheduleScope&) = delete;
-  ScheduleScope& operator=(const ScheduleScope&) = delete;
+  /// \throws stage::Refused if the kernel does not take the problem.
+  GuardedBackwardRun(const stage::BackwardKernel& kernel, const attention::Problem& problem,
+                     const BackwardInputs& inputs);
+
+  /// Poisons the gradients and the workspace, lets the kernel prepare it, launches, waits, and checks guards, gaps,
+  /// inputs and the bytes that the launch moved.
+  Failures launch();
+  /// The same, but the workspace stays as the last launch left it: as programs launch that prepare once.
+  Failures launch_on_used_workspace();
+
+  /// The gradients under the problem's strides, as the last launch left them.
+  const std::vector<float>& dq() const { return dq_; }
+  const std::vector<float>& dk() const { return dk_; }
+  const std::vector<float>& dv() const { return dv_; }
+  /// One element.
+  float dq(int b, int query, int head, int column) const;
+  float dk(int b, int key, int head, int column) const;
+  float dv(int b, int key, int head, int column) const;
 
  private:
-  gpu::EmulatorOptions saved_;
+  attention::BackwardArgs<float> args();
+  Failures launch_prepared();
+
+  const stage::BackwardKernel& kernel_;
+  attention::Problem problem_;
+  bool has_dlse_;
+  GuardedArray q_array_, k_array_, v_array_, o_array_, lse_array_, dout_array_, dlse_array_;
+  GuardedArray dq_array_, dk_array_, dv_array_, workspace_array_;
+  std::vector<float> dq_, dk_, dv_;
 };
 
 }  // namespace suite

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -13,8 +12,8 @@
 #include "common/attention/accuracy.hpp"
 #include "common/attention/inputs.hpp"
 #include "common/gpu/device.hpp"
-#include "common/gpu/emulation.hpp"
 #include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/hard_case_tools.hpp"
 #include "tests/common/suite/reserved_memory.hpp"
 
 namespace suite {
@@ -28,83 +27,15 @@ using stage::ForwardKernel;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// A value for each (batch entry, position, head, column).
-using Fill = std::function<float(int b, int position, int head, int column)>;
-
 float zero(int, int, int, int) { return 0; }
 float one(int, int, int, int) { return 1; }
 /// Key j is the unit vector e_j: O shows the weight of each key.
 float one_hot(int, int position, int, int column) { return position == column ? 1.0f : 0.0f; }
 
-std::vector<float> filled(int batch, int seqlen, int heads, int head_dim, const Fill& fill) {
-  std::vector<float> values;
-  values.reserve(static_cast<std::size_t>(batch) * seqlen * heads * head_dim);
-  for (int b = 0; b < batch; ++b)
-    for (int i = 0; i < seqlen; ++i)
-      for (int h = 0; h < heads; ++h)
-        for (int c = 0; c < head_dim; ++c) values.push_back(fill(b, i, h, c));
-  return values;
-}
-
-/// Dense inputs.
-Inputs make(const Problem& p, const Fill& q, const Fill& k, const Fill& v) {
-  return {filled(p.batch, p.seqlen_q, p.heads_q, p.head_dim, q),
-          filled(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim, k),
-          filled(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim, v)};
-}
-
-/// The smallest head_dim from `at_least` on that the kernel takes.
-int embedding_head_dim(const ForwardKernel& kernel, int at_least) {
-  for (const int head_dim : {32, 64, 128, 256}) {
-    if (head_dim < at_least) continue;
-    try {
-      kernel.require({.seqlen_q = 1, .seqlen_kv = 1, .head_dim = head_dim});
-      return head_dim;
-    } catch (const stage::Refused&) {
-    }
-  }
-  throw std::runtime_error("the kernel takes no head_dim of at least " + std::to_string(at_least));
-}
-
-bool takes(const ForwardKernel& kernel, const Problem& p) {
-  try {
-    kernel.require(p);
-    return true;
-  } catch (const stage::Refused&) {
-    return false;
-  }
-}
-
-/// Lowers the emulator's limit of a grid along y and z for a while.
-class GridLimitScope {
- public:
-  explicit GridLimitScope(int blocks) : saved_(gpu::emulator_options()) {
-    gpu::EmulatorOptions options = saved_;
-    options.grid_limit = blocks;
-    gpu::set_emulator_options(options);
-  }
-  ~GridLimitScope() { gpu::set_emulator_options(saved_); }
-  GridLimitScope(const GridLimitScope&) = delete;
-  GridLimitScope& operator=(const GridLimitScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 /// Collects what went wrong in a case.
-class Trial {
+class Trial : public Expectations {
  public:
-  Trial(const char* id, const ForwardKernel& kernel) : kernel_(kernel), prefix_(std::string(id) + ", " + kernel.name) {}
-
-  void expect(bool holds, const std::string& sentence) {
-    if (!holds) failures.push_back(prefix_ + ": " + sentence);
-  }
-
-  void near(double actual, double expected, double tolerance, const std::string& what) {
-    // Written so that a NaN fails.
-    if (actual == expected || std::abs(actual - expected) <= tolerance) return;
-    expect(false, what + " is " + std::to_string(actual) + ", right is " + std::to_string(expected));
-  }
+  Trial(const char* id, const ForwardKernel& kernel) : Expectations(id, kernel.name), kernel_(kernel) {}
 
   /// Runs the kernel on a problem; null if that failed.
   std::unique_ptr<GuardedRun> run(const Problem& p, const Inputs& inputs) {
@@ -138,11 +69,8 @@ class Trial {
     }
   }
 
-  Failures failures;
-
  private:
   const ForwardKernel& kernel_;
-  std::string prefix_;
 };
 
 }  // namespace
@@ -295,57 +223,32 @@ Failures c10_64_bit_offsets(const ForwardKernel& kernel) {
     traffic_before = traffic;
   }
 
-  // 2³² + 64: cut to 32 bits, signed or not, it lands in the same array, where NaN stands.
-  constexpr std::int64_t kFar = (std::int64_t{1} << 32) + 64;
-  constexpr std::size_t kNearElements = 4096;
-  ReservedMemory memory(kernel.memory, 4 * kNearElements + kFar);
+  enum { kQ, kK, kV, kO, kArrays };
+  ReservedMemory memory(kernel.memory, FarRows::elements(kArrays));
   if (!memory.available()) return trial.failures;
-
-  const int d = embedding_head_dim(kernel, 32);
-  enum class Far { batch, seq, head };
-  for (const Far far : {Far::batch, Far::seq, Far::head}) {
-    Problem dense{.seqlen_q = 2, .seqlen_kv = 2, .head_dim = d};
-    Strides strides{512, 256, d, 1};
-    const char* which = "batch";
-    if (far == Far::batch) dense.batch = 2, strides.batch = kFar;
-    if (far == Far::seq) strides.seq = kFar, which = "seq";
-    if (far == Far::head) dense.heads_q = dense.heads_kv = 2, strides.head = kFar, which = "head";
+  for (const FarRows::Axis axis : {FarRows::Axis::batch, FarRows::Axis::seq, FarRows::Axis::head}) {
+    FarRows far(memory, axis, embedding_head_dim(kernel, 32));
+    const Problem& dense = far.dense();
     Problem p = dense;
-    p.q_strides = p.k_strides = p.v_strides = p.o_strides = strides;
-
+    p.q_strides = p.k_strides = p.v_strides = p.o_strides = far.strides();
     const Inputs inputs = attention::make_inputs(dense, attention::InputKind::normal, 10);
-    const std::vector<float> nan(kNearElements, std::numeric_limits<float>::quiet_NaN());
-    const auto each_row = [&](auto&& visit) {
-      for (int b = 0; b < dense.batch; ++b)
-        for (int i = 0; i < 2; ++i)
-          for (int h = 0; h < dense.heads_q; ++h) visit(dense.strides_q().offset(b, i, h), strides.offset(b, i, h));
-    };
-    const auto place = [&](std::size_t base, const std::vector<float>& values) {
-      memory.write(base, nan);
-      each_row([&](std::int64_t from, std::int64_t to) {
-        memory.write(base + static_cast<std::size_t>(to), std::span(values).subspan(static_cast<std::size_t>(from), d));
-      });
-    };
-    place(0, inputs.q);
-    place(kNearElements, inputs.k);
-    place(2 * kNearElements, inputs.v);
-    const std::size_t o_base = 3 * kNearElements;
-    place(o_base, std::vector<float>(inputs.q.size(), std::numeric_limits<float>::quiet_NaN()));
+    far.place(kQ, inputs.q);
+    far.place(kK, inputs.k);
+    far.place(kV, inputs.v);
+    far.place_nothing(kO);
 
     // `require` may refuse arrays of this length for want of memory; they have it here, so the kernel is run without.
     std::vector<float> lse;
     try {
-      lse = memory.run(kernel, p, 0, kNearElements, 2 * kNearElements, o_base);
+      lse =
+          memory.run(kernel, p, kQ * FarRows::kPitch, kK * FarRows::kPitch, kV * FarRows::kPitch, kO * FarRows::kPitch);
     } catch (const std::exception& error) {
-      trial.expect(false, std::string("a far ") + which + " stride: " + error.what());
+      trial.expect(false, far.name() + ": " + error.what());
       continue;
     }
-    std::vector<float> o(inputs.q.size());
-    each_row([&](std::int64_t to, std::int64_t from) {
-      memory.read(o_base + static_cast<std::size_t>(from), std::span(o).subspan(static_cast<std::size_t>(to), d));
-    });
-    const attention::Verdict verdict = attention::judge_forward(dense, inputs.q, inputs.k, inputs.v, o, lse);
-    trial.expect(verdict.right, std::string("a far ") + which + " stride: " + verdict.sentence);
+    const attention::Verdict verdict =
+        attention::judge_forward(dense, inputs.q, inputs.k, inputs.v, far.gather(kO), lse);
+    trial.expect(verdict.right, far.name() + ": " + verdict.sentence);
   }
   return trial.failures;
 }

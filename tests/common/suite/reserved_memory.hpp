@@ -21,6 +21,7 @@ class ReservedMemory {
   ReservedMemory& operator=(const ReservedMemory&) = delete;
 
   bool available() const { return data_ != nullptr; }
+  float* at(std::size_t offset) { return data_ + offset; }
   void write(std::size_t offset, std::span<const float> values);
   void read(std::size_t offset, std::span<float> values) const;
 

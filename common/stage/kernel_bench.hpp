@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "common/stage/forward_run.hpp"
+#include "common/stage/any_kernel.hpp"
+#include "common/stage/case.hpp"
 #include "common/stage/json.hpp"
-#include "common/stage/kernel.hpp"
 #include "common/stage/program.hpp"
 #include "common/stage/rounds.hpp"
 
@@ -26,13 +26,17 @@ struct Clocks {
 ///
 /// A kernel that fails on the device gets a row that says so, and no row of the device gets times, since the device may
 /// be gone. A peer that fails is left out, and the others are timed again.
-/// \param rows of run_admitted, one a kernel.
-void bench_forward(std::span<const ForwardKernel* const> kernels, std::span<Row> rows, ForwardCase& forward,
-                   const Clocks& clocks);
+///
+/// Kernels take turns with one workspace. One that has something to prepare keeps a workspace of its own, prepared once
+/// and for all copies of the inputs, which hold equal values.
+/// \param kernels of the case's pass
+/// \param rows of run_admitted, one a kernel
+void bench(std::span<const AnyKernel> kernels, std::span<Row> rows, const Case& of_pass, const Clocks& clocks);
 
 /// A table of several problems: a line a problem, a column a kernel or peer, in each cell TFLOP/s and, where there are
 /// peers, the ratio to the best of them; below, each kernel's geometric mean of these ratios. The problems' rows must
 /// be of the same kernels in the same order. \throws std::invalid_argument otherwise.
-Results::Table grid_table(const std::vector<ProblemRows>& grid);
+/// \param pass of the rows that are shown; the table is named "grid", or "grid_backward".
+Results::Table grid_table(const std::vector<ProblemRows>& grid, Pass pass = Pass::forward);
 
 }  // namespace stage

@@ -1,0 +1,336 @@
+#include "common/stage/backward_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "common/attention/reference.hpp"
+
+namespace stage {
+namespace {
+
+using attention::BackwardError;
+using attention::BackwardVerdict;
+using attention::KeyRange;
+using attention::Problem;
+
+constexpr double kLeastExactP = 0x1p-102;  // of attention::BackwardMagnitudes
+constexpr double kLongestReference = 4e9;  // products in QKᵀ; some 10 seconds on one core
+
+/// Calls f(0) … f(count − 1) on all cores.
+void in_parallel(std::int64_t count, const std::function<void(std::int64_t)>& f) {
+  std::atomic<std::int64_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto work = [&] {
+    for (std::int64_t i; (i = next++) < count;) {
+      try {
+        f(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  for (std::int64_t t = 1; t < std::min(cores, count); ++t) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+/// One head with sizes and layout of its own; what is left out is that of `p`.
+Problem part_of(const Problem& p, int heads_q, int seqlen_q, int seqlen_kv, attention::Mask mask) {
+  Problem part = p;
+  part.batch = 1;
+  part.heads_q = heads_q;
+  part.heads_kv = 1;
+  part.seqlen_q = seqlen_q;
+  part.seqlen_kv = seqlen_kv;
+  part.mask = mask;
+  part.softmax_scale = p.scale();
+  part.q_strides = p.strides_q();
+  part.k_strides = p.strides_k();
+  part.v_strides = p.strides_v();
+  part.o_strides = p.strides_o();
+  part.dout_strides = p.strides_dout();
+  part.dq_strides = part.dk_strides = part.dv_strides = std::nullopt;
+  return part;
+}
+
+template <class T>
+double norm(std::span<const T> row) {
+  double sum = 0;
+  for (const T x : row) sum += double(x) * double(x);
+  return std::sqrt(sum);
+}
+
+/// ‖x − reference‖₂ over the magnitude; what must be 0 has an infinite error if it is not.
+double row_error(std::span<const float> x, std::span<const double> reference, double magnitude) {
+  double sum = 0;
+  for (std::size_t c = 0; c < reference.size(); ++c) sum += (x[c] - reference[c]) * (x[c] - reference[c]);
+  const double error = std::sqrt(sum) / magnitude;
+  if (sum == 0) return 0;
+  return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
+}
+
+/// The first row of a gradient that is not finite; empty if there is none.
+std::string find_unwritten(const char* name, const char* position_name, const Problem& p, std::span<const float> x,
+                           const attention::Strides& strides, int seqlen, int heads) {
+  for (int b = 0; b < p.batch; ++b) {
+    for (int position = 0; position < seqlen; ++position) {
+      for (int head = 0; head < heads; ++head) {
+        const auto row = part(x, strides.offset(b, position, head), p.head_dim);
+        if (!std::all_of(row.begin(), row.end(), [](float value) { return std::isfinite(value); })) {
+          return fmt::format("wrong: {} of batch {}, head {}, {} {} is not finite", name, b, head, position_name,
+                             position);
+        }
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+bool is_backward_sampled(const Problem& p) {
+  return static_cast<double>(p.visible_pairs()) * p.heads_q * p.batch * p.head_dim > kLongestReference;
+}
+
+/// What the forward leaves for the rows of dK and dV: [batch, heads_q, seqlen_q], float64.
+struct BackwardSample::Forward {
+  std::vector<double> lse, d, d_size;
+};
+
+BackwardSample::BackwardSample(const Problem& p, const attention::Inputs& inputs, std::span<const float> dout) {
+  const Forward forward = run_forward(p, inputs, dout);
+  const std::vector<std::int64_t> queries = sampled_rows(p.elements_lse());
+  const std::vector<std::int64_t> keys = sampled_rows(std::int64_t{p.batch} * p.heads_kv * p.seqlen_kv);
+  dq_.resize(queries.size());
+  dk_.resize(keys.size());
+  dv_.resize(keys.size());
+  in_parallel(static_cast<std::int64_t>(queries.size() + keys.size()), [&](std::int64_t i) {
+    const auto query = static_cast<std::size_t>(i), key = query - queries.size();
+    if (query < queries.size()) {
+      dq_[query] = query_row(p, inputs, dout, queries[query]);
+    } else {
+      key_rows(p, inputs, dout, forward, keys[key], dk_[key], dv_[key]);
+    }
+  });
+  for (const Row& row : dq_) ulps_ = std::max(ulps_, row.ulps);
+}
+
+BackwardSample::Forward BackwardSample::run_forward(const Problem& p, const attention::Inputs& inputs,
+                                                    std::span<const float> dout) {
+  const auto rows = static_cast<std::size_t>(p.elements_lse());
+  Forward forward{std::vector<double>(rows), std::vector<double>(rows), std::vector<double>(rows)};
+  o_.assign(static_cast<std::size_t>(p.elements_o()), std::numeric_limits<float>::quiet_NaN());
+  lse_.resize(rows);
+  const Problem head_alone = part_of(p, 1, p.seqlen_q, p.seqlen_kv, p.mask);
+  in_parallel(std::int64_t{p.batch} * p.heads_q, [&](std::int64_t index) {
+    const int head = static_cast<int>(index % p.heads_q), b = static_cast<int>(index / p.heads_q);
+    const int head_kv = head / (p.heads_q / p.heads_kv);
+    const attention::ReferenceForward reference = attention::reference_forward(
+        head_alone, part<float>(inputs.q, p.strides_q().offset(b, 0, head), head_alone.elements_q()),
+        part<float>(inputs.k, p.strides_k().offset(b, 0, head_kv), head_alone.elements_k()),
+        part<float>(inputs.v, p.strides_v().offset(b, 0, head_kv), head_alone.elements_v()));
+    for (int i = 0; i < p.seqlen_q; ++i) {
+      const double* o = reference.o.data() + std::int64_t{i} * p.head_dim;
+      const float* d_out = dout.data() + p.strides_dout().offset(b, i, head);
+      const auto row = static_cast<std::size_t>(index * p.seqlen_q + i);
+      for (int c = 0; c < p.head_dim; ++c) {
+        forward.d[row] += d_out[c] * o[c];
+        forward.d_size[row] += std::abs(d_out[c] * o[c]);
+      }
+      forward.lse[row] = reference.lse[static_cast<std::size_t>(i)];
+      lse_[row] = static_cast<float>(forward.lse[row]);
+      std::copy_n(o, p.head_dim, o_.data() + p.strides_o().offset(b, i, head));
+    }
+  });
+  return forward;
+}
+
+BackwardSample::Row BackwardSample::query_row(const Problem& p, const attention::Inputs& inputs,
+                                              std::span<const float> dout, std::int64_t index) {
+  const int query = static_cast<int>(index % p.seqlen_q);
+  const int head = static_cast<int>(index / p.seqlen_q % p.heads_q);
+  const int b = static_cast<int>(index / p.seqlen_q / p.heads_q);
+  const int head_kv = head / (p.heads_q / p.heads_kv);
+  const KeyRange keys = attention::visible_keys(p.mask, query, p.seqlen_q, p.seqlen_kv);
+  const Problem alone = part_of(p, 1, 1, keys.size(), attention::Mask::none());
+  const attention::BackwardYardstick yardstick = attention::make_backward_yardstick(
+      alone, part<float>(inputs.q, p.strides_q().offset(b, query, head), alone.elements_q()),
+      part<float>(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), alone.elements_k()),
+      part<float>(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), alone.elements_v()),
+      part(dout, p.strides_dout().offset(b, query, head), alone.elements_dout()));
+  return {.place = fmt::format("batch {}, head {}, query {}", b, head, query),
+          .offset = p.strides_dq().offset(b, query, head),
+          .reference = yardstick.reference.dq,
+          .magnitude = yardstick.magnitudes.dq.at(0),
+          .plain_error = yardstick.plain.dq,
+          .ulps = yardstick.allowed.dq - 2 * yardstick.plain.dq};
+}
+
+void BackwardSample::key_rows(const Problem& p, const attention::Inputs& inputs, std::span<const float> dout,
+                              const Forward& forward, std::int64_t index, Row& dk, Row& dv) const {
+  const int key = static_cast<int>(index % p.seqlen_kv);
+  const int head_kv = static_cast<int>(index / p.seqlen_kv % p.heads_kv);
+  const int b = static_cast<int>(index / p.seqlen_kv / p.heads_kv);
+  const int group = p.heads_q / p.heads_kv;
+  const attention::QueryRange queries = attention::queries_of_any(p.mask, key, key, p.seqlen_q, p.seqlen_kv);
+  const auto head_dim = static_cast<std::size_t>(p.head_dim);
+  const double scale = p.scale();
+  dk.place = dv.place = fmt::format("batch {}, head {}, key {}", b, head_kv, key);
+  dk.offset = p.strides_dk().offset(b, key, head_kv);
+  dv.offset = p.strides_dv().offset(b, key, head_kv);
+
+  // The sums of attention::reference_backward and attention::backward_magnitudes for one key.
+  const float* k = inputs.k.data() + p.strides_k().offset(b, key, head_kv);
+  const float* v = inputs.v.data() + p.strides_v().offset(b, key, head_kv);
+  std::vector<double> dk_size(head_dim), dv_size(head_dim);
+  dk.reference.assign(head_dim, 0);
+  dv.reference.assign(head_dim, 0);
+  std::vector<float> lse;  // of these queries, dense
+  for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
+    for (int i = queries.begin; i < queries.end; ++i) {
+      const auto row = static_cast<std::size_t>((std::int64_t{b} * p.heads_q + head) * p.seqlen_q + i);
+      const float* q = inputs.q.data() + p.strides_q().offset(b, i, head);
+      const float* d_out = dout.data() + p.strides_dout().offset(b, i, head);
+      lse.push_back(lse_[row]);
+      double s = 0, dp = 0, dp_size = 0;
+      for (std::size_t c = 0; c < head_dim; ++c) {
+        s += double(q[c]) * k[c];
+        dp += double(d_out[c]) * v[c];
+        dp_size += std::abs(double(d_out[c]) * v[c]);
+      }
+      const double probability = std::exp(scale * s - forward.lse[row]);
+      const double ds = probability * (dp - forward.d[row]);
+      const double ds_size = (probability + kLeastExactP) * (dp_size + forward.d_size[row]);
+      for (std::size_t c = 0; c < head_dim; ++c) {
+        dk.reference[c] += scale * ds * q[c];
+        dk_size[c] += std::abs(scale) * ds_size * std::abs(q[c]);
+        dv.reference[c] += probability * d_out[c];
+        dv_size[c] += (probability + kLeastExactP) * std::abs(d_out[c]);
+      }
+    }
+  }
+  dk.magnitude = norm<double>(dk_size);
+  dv.magnitude = norm<double>(dv_size);
+  if (queries.empty()) return;
+
+  // Plain attention takes P from the LSE that it is given, so that for it one key is a problem of its own.
+  const Problem alone = part_of(p, group, queries.size(), 1, attention::Mask::none());
+  const int head = head_kv * group;
+  for (const auto form : {attention::PlainForm::textbook, attention::PlainForm::folded_scale}) {
+    const attention::PlainBackward plain = attention::plain_backward_f32(
+        alone, part<float>(inputs.q, p.strides_q().offset(b, queries.begin, head), alone.elements_q()),
+        part<float>(inputs.k, p.strides_k().offset(b, key, head_kv), alone.elements_k()),
+        part<float>(inputs.v, p.strides_v().offset(b, key, head_kv), alone.elements_v()),
+        part<float>(o_, p.strides_o().offset(b, queries.begin, head), alone.elements_o()), lse,
+        part(dout, p.strides_dout().offset(b, queries.begin, head), alone.elements_dout()), {}, form);
+    dk.plain_error = std::max(dk.plain_error, row_error(plain.dk, dk.reference, dk.magnitude));
+    dv.plain_error = std::max(dv.plain_error, row_error(plain.dv, dv.reference, dv.magnitude));
+  }
+}
+
+BackwardVerdict BackwardSample::judge(std::span<const float> dq, std::span<const float> dk,
+                                      std::span<const float> dv) const {
+  BackwardVerdict verdict{.right = true, .error = {}, .allowed = {}, .sentence = {}};
+  const auto compare = [&](const char* name, const std::vector<Row>& rows, std::span<const float> gradient,
+                           double& error, double& allowed) {
+    const Row* worst = nullptr;
+    double plain_error = 0;
+    for (const Row& row : rows) {
+      const double of_row = row_error(gradient.subspan(static_cast<std::size_t>(row.offset), row.reference.size()),
+                                      row.reference, row.magnitude);
+      plain_error = std::max(plain_error, row.plain_error);
+      if (worst && of_row <= error) continue;
+      error = of_row;
+      worst = &row;
+    }
+    allowed = 2 * plain_error + ulps_;
+    if (std::isfinite(error) && error <= allowed) return;
+    if (verdict.right) {
+      verdict.sentence = fmt::format(
+          "wrong in a sample of {} rows: error of a row of {} over its terms is {:.2e}, allowed {:.2e}, at {}",
+          kSampledRows, name, error, allowed, worst ? worst->place : "");
+    } else {
+      verdict.sentence += fmt::format("; {} is wrong, too", name);
+    }
+    verdict.right = false;
+  };
+  compare("dQ", dq_, dq, verdict.error.dq, verdict.allowed.dq);
+  compare("dK", dk_, dk, verdict.error.dk, verdict.allowed.dk);
+  compare("dV", dv_, dv, verdict.error.dv, verdict.allowed.dv);
+  if (verdict.right) verdict.sentence = fmt::format("right (sample: {} rows each)", kSampledRows);
+  return verdict;
+}
+
+BackwardCase::BackwardCase(const Problem& p, std::uint64_t seed, bool sampled)
+    : problem_(p),
+      inputs_(attention::make_inputs(p, attention::InputKind::normal, seed)),
+      dout_(attention::make_output_gradient(p, seed)) {
+  if (sampled) {
+    sample_.emplace(p, inputs_, dout_);
+  } else {
+    yardstick_ = attention::make_backward_yardstick(p, inputs_.q, inputs_.k, inputs_.v, dout_);
+  }
+}
+
+std::vector<InputArray> BackwardCase::inputs_in_order() const {
+  return {{"Q", bytes_of(inputs_.q)},
+          {"K", bytes_of(inputs_.k)},
+          {"V", bytes_of(inputs_.v)},
+          {"O", bytes_of(sample_ ? sample_->o() : yardstick_->o)},
+          {"LSE", bytes_of(sample_ ? sample_->lse() : yardstick_->lse)},
+          {"dO", bytes_of(dout_)}};
+}
+
+std::vector<OutputArray> BackwardCase::outputs_in_order() const {
+  return {{"dQ", static_cast<std::size_t>(problem_.elements_dq()) * sizeof(float)},
+          {"dK", static_cast<std::size_t>(problem_.elements_dk()) * sizeof(float)},
+          {"dV", static_cast<std::size_t>(problem_.elements_dv()) * sizeof(float)}};
+}
+
+BackwardVerdict BackwardCase::judge(std::span<const float> dq, std::span<const float> dk,
+                                    std::span<const float> dv) const {
+  if (yardstick_) return attention::judge_backward(problem_, dq, dk, dv, *yardstick_);
+  const Problem& p = problem_;
+  BackwardVerdict verdict = sample_->judge(dq, dk, dv);
+  if (!verdict.right) return verdict;
+  for (const std::string& sentence : {find_unwritten("dQ", "query", p, dq, p.strides_dq(), p.seqlen_q, p.heads_q),
+                                      find_unwritten("dK", "key", p, dk, p.strides_dk(), p.seqlen_kv, p.heads_kv),
+                                      find_unwritten("dV", "key", p, dv, p.strides_dv(), p.seqlen_kv, p.heads_kv)}) {
+    if (!verdict.right || sentence.empty()) continue;
+    verdict.right = false;
+    verdict.sentence = sentence;
+  }
+  return verdict;
+}
+
+Judgement BackwardCase::judge_outputs(const std::vector<Bytes>& outputs) {
+  const BackwardVerdict verdict =
+      judge(values_of<float>(outputs.at(0)), values_of<float>(outputs.at(1)), values_of<float>(outputs.at(2)));
+  Judgement judgement{.right = verdict.right, .error = 0, .allowed = 0, .sentence = verdict.sentence};
+  double largest_share = -1;
+  for (const auto& [error, allowed] :
+       {std::pair(verdict.error.dq, verdict.allowed.dq), std::pair(verdict.error.dk, verdict.allowed.dk),
+        std::pair(verdict.error.dv, verdict.allowed.dv)}) {
+    if (error / allowed <= largest_share) continue;
+    largest_share = error / allowed;
+    judgement.error = error;
+    judgement.allowed = allowed;
+  }
+  return judgement;
+}
+
+}  // namespace stage

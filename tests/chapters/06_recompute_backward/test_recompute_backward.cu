@@ -471,11 +471,18 @@ TEST_CASE("no barrier can be left out unnoticed") {
     // Step 3 is step 2 with its five, and step 1 without the two round P.
     CHECK(lines.size() == (kernel.name == "stored_p" ? 0 : kernel.name == "deterministic" ? 8 : 5));
     for (const gpu::SourceLine& line : lines) {
-      gpu::EmulatorOptions options = gpu::emulator_options();
-      options.without = {line};
-      const OptionsScope scope(options);
       INFO("without " << line.file << ":" << line.line);
-      const suite::Failures caught = failures(kernel, p);
+      // The checking build sees the race itself. In the plain build a schedule may be lucky: a thread that waits for
+      // its turn with an atomic lets the others read first.
+      suite::Failures caught;
+      for (const std::uint64_t seed : {0, 1, 2}) {
+        gpu::EmulatorOptions options = gpu::emulator_options();
+        options.without = {line};
+        options.schedule_seed = seed;
+        const OptionsScope scope(options);
+        if (caught.empty()) caught = failures(kernel, p);
+        if (gpu::device().checked) break;
+      }
       REQUIRE_FALSE(caught.empty());
       INFO(caught.front());
       if (!gpu::device().checked) continue;  // the plain build's results are wrong
@@ -487,49 +494,43 @@ TEST_CASE("no barrier can be left out unnoticed") {
   }
 }
 
-TEST_CASE("the padding leaves bank conflicts to the rows of dS alone that dQ is made of") {
+TEST_CASE("shared memory is read and written without bank conflicts") {
   if (!gpu::device().checked) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
   const OptionsScope scope(options);
   for (const int head_dim : {32, 64, 128}) {
-    for (const char* name : {"q_outer", "kv_outer", "deterministic"}) {
+    for (const char* name : {"q_outer", "kv_outer", "stored_p_fused", "deterministic"}) {
       for (const std::string& sentence : failures(kernel_named(name), problem(1, 1, 64, 64, head_dim, Mask::none()))) {
         FAIL_CHECK(sentence);
       }
-      for (const gpu::KernelCounts& counts : gpu::kernel_counts()) {
-        if (counts.kernel.find("outer_kernel") == std::string::npos) continue;  // a kernel without tiles
-        INFO(counts.kernel);
-        const bool without_dq = counts.kernel.find("kv_outer") == 0 && counts.kernel.find("false") != std::string::npos;
-        // 64 / 4 keys and a thread's rows of dQ, by eight warps. The rows of the threads side by side are two or four
-        // apart, a multiple of 32 floats.
-        const std::uint64_t loads_of_ds = without_dq ? 0 : 64 / 4 * (head_dim == 32 ? 2 : 4) * 8;
-        CHECK(counts.shared_loads.requests > 0);
-        CHECK(counts.shared_loads.conflicts == 2 * loads_of_ds);
-        CHECK(counts.shared_stores.conflicts == 0);
-      }
+      const gpu::KernelCounts tiles = gpu::kernel_counts().back();
+      INFO(name << ", " << tiles.kernel);
+      CHECK(tiles.shared_loads.requests > 0);
+      CHECK(tiles.shared_loads.conflicts == 0);
+      CHECK(tiles.shared_stores.conflicts == 0);
     }
   }
 }
 
-TEST_CASE("the wavefronts of a tile, as the chapter's table has them") {
+TEST_CASE("the wavefronts of a tile, as the chapter's text has them") {
   if (!gpu::device().checked) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
   const OptionsScope scope(options);
   const auto counted = [](int head_dim, int tiles) {
+    gpu::reset_counts();
     gradients(kernel_named("kv_outer"), Loss(problem(1, 1, tiles * 64, 64, head_dim, Mask::none()), 1));
     return gpu::kernel_counts().back();
   };
-  for (const int head_dim : {64, 128}) {
-    gpu::reset_counts();
-    const gpu::KernelCounts one = counted(head_dim, 1);
-    gpu::reset_counts();
-    const gpu::KernelCounts two = counted(head_dim, 2);
+  const auto check = [&counted](int head_dim, std::uint64_t loads, std::uint64_t stores) {
+    const gpu::KernelCounts one = counted(head_dim, 1), two = counted(head_dim, 2);
     INFO(one.kernel);
-    const std::uint64_t loads = (two.shared_loads.wavefronts - one.shared_loads.wavefronts) / 8,
-                        stores = (two.shared_stores.wavefronts - one.shared_stores.wavefronts) / 8;
-    CHECK(loads == 0);
-    CHECK(stores == 0);
-  }
+    CHECK(two.shared_loads.wavefronts - one.shared_loads.wavefronts == loads);
+    CHECK(two.shared_stores.wavefronts - one.shared_stores.wavefronts == stores);
+  };
+  // Eight warps. Loads: of S and dP, of dV and dK, of dQ; LSE and D of four rows. Stores: Q and dO, P and dS; and LSE
+  // and D of 64 rows.
+  check(128, 8 * (1024 + 768 + 384 + 4 * 2), 8 * (64 + 32) + 2 * 2);
+  check(64, 8 * (512 + 512 + 256 + 4 * 2), 8 * (32 + 32) + 2 * 2);
 }

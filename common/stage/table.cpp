@@ -187,7 +187,9 @@ std::optional<double> step_ratio(const Row& before, const Row& now, bool by_time
 }
 
 std::string short_verdict(const Row& row) {
-  const std::string first = row.verdict.substr(0, row.verdict.find_first_of(":\n"));
+  // Of a complaint the first words; what is right is said whole.
+  const std::string first =
+      row.verdict.starts_with("right") ? row.verdict : row.verdict.substr(0, row.verdict.find_first_of(":\n"));
   constexpr std::size_t kLongestCell = 28;
   return width_of(first) <= kLongestCell ? first : row.right ? "right" : "wrong";
 }

@@ -138,12 +138,23 @@ std::vector<SuiteCase> product_cases(const Axes& axes) {
 
 }  // namespace
 
-Depth depth_for(stage::Memory memory) {
+namespace {
+
+Depth depth_limit = Depth::product;
+
+Depth unlimited_depth(stage::Memory memory) {
   const gpu::DeviceInfo& machine = gpu::device();
   // compute-sanitizer (tests/sanitize) slows kernels down a hundredfold: small shapes for it too.
   if ((machine.emulated && machine.checked) || std::getenv("BOOK_SANITIZER")) return Depth::checking;
   return machine.emulated || memory == stage::Memory::host ? Depth::plain : Depth::product;
 }
+
+}  // namespace
+
+Depth depth_for(stage::Memory memory) { return std::min(unlimited_depth(memory), depth_limit); }
+
+DepthLimit::DepthLimit(Depth most) : before_(depth_limit) { depth_limit = most; }
+DepthLimit::~DepthLimit() { depth_limit = before_; }
 
 std::string name(Layout layout) {
   switch (layout) {

@@ -34,6 +34,18 @@ enum class Depth {
 Depth depth_for(stage::Memory memory);
 inline Depth depth_for(const stage::ForwardKernel& kernel) { return depth_for(kernel.memory); }
 
+/// While it lives, kernels get no more than `most`: for tests of the suite itself, whose kernels are slow.
+class DepthLimit {
+ public:
+  explicit DepthLimit(Depth most);
+  ~DepthLimit();
+  DepthLimit(const DepthLimit&) = delete;
+  DepthLimit& operator=(const DepthLimit&) = delete;
+
+ private:
+  Depth before_;
+};
+
 /// How the arrays of a case lie in memory. Gaps hold NaN in Q, K, V and must stay untouched in O.
 enum class Layout {
   dense,               ///< [batch, seqlen, heads, head_dim]

@@ -29,6 +29,7 @@ std::string joined(const Failures& failures) {
 
 /// Failures of the hard case with this id; of the suite if it is empty.
 Failures failures_of(const stage::BackwardKernel& kernel, const std::string& id) {
+  const suite::DepthLimit quick(suite::Depth::plain);
   if (id.empty()) return suite::backward_suite_failures(kernel, depth(), 1);
   for (const suite::BackwardHardCase& hard_case : suite::backward_hard_cases()) {
     if (hard_case.id == id) return hard_case.failures(kernel);
@@ -38,6 +39,7 @@ Failures failures_of(const stage::BackwardKernel& kernel, const std::string& id)
 }
 
 void check_right(const stage::BackwardKernel& kernel) {
+  const suite::DepthLimit quick(suite::Depth::plain);
   INFO(kernel.name);
   CHECK(joined(suite::backward_suite_failures(kernel, depth())) == "");
   for (const suite::BackwardHardCase& hard_case : suite::backward_hard_cases()) {

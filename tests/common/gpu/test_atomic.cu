@@ -126,7 +126,19 @@ __global__ void relay(unsigned* flag_gmem, int* data_gmem) {
   if (t == 0) gpu::store_release(&flag_gmem[b], 1u);
 }
 
+/// Every thread adds (1, 2, 4, 8) to four sums by one call, and 16 to the third of them by an ordinary atomic.
+__global__ void add_four(float* sums_gmem) {
+  gpu::atomic_add4(sums_gmem, make_float4(1, 2, 4, 8));
+  atomicAdd(sums_gmem + 2, 16.0f);
+}
+
 }  // namespace
+
+TEST_CASE("atomic_add4 adds to four floats, and loses nothing beside atomicAdd", "[vocabulary]") {
+  gpu::DeviceBuffer<float> sums_gmem(std::vector<float>{0, 100, 0, 0, -1}, "sums");
+  gpu::launch(add_four, {.grid = 20, .block = 70}, sums_gmem.data());
+  CHECK(sums_gmem.download() == std::vector<float>{1400, 2900, 1400 * 20, 1400 * 8, -1});
+}
 
 TEST_CASE("atomicAdd sums exactly in every type", "[vocabulary]") {
   check_sum<int>();

@@ -190,6 +190,8 @@ __global__ void count_threads(int* count_gmem) {
   atomicAdd(count_gmem, 1);
 }
 
+__global__ void add_fours(float* sums_gmem) { gpu::atomic_add4(sums_gmem + 4 * threadIdx.x, make_float4(1, 2, 3, 4)); }
+
 __global__ void copy_by_cp_async(const float4* x_gmem, float4* y_gmem) {
   auto& shared = gpu::shared_memory<Floats<128>>();
   float4* tile = reinterpret_cast<float4*>(shared.value);
@@ -414,6 +416,11 @@ TEST_CASE("An atomic is a load and a store", "[counts]") {
   check(counts.global_stores, 256, 2, 2);
   check(counts.shared_loads, 256, 2, 2, 0);
   check(counts.shared_stores, 4 + 256, 3, 3, 0);
+
+  gpu::DeviceBuffer<float> sums_gmem(std::vector<float>(128, 0.0f));
+  const KernelCounts fours = counts_of([&] { gpu::launch(add_fours, {.grid = 1, .block = 32}, sums_gmem.data()); });
+  check(fours.global_loads, 512, 1, 16);  // four floats a thread are one request
+  check(fours.global_stores, 512, 1, 16);
 }
 
 TEST_CASE("An asynchronous copy loads and stores once, whenever it lands", "[counts]") {

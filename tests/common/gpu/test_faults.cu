@@ -122,6 +122,8 @@ __global__ void use_large_shared(int* out_gmem) {
   out_gmem[threadIdx.x] = shared.value[threadIdx.x];
 }
 
+__global__ void misaligned_atomic_of_four(float* out_gmem) { gpu::atomic_add4(out_gmem + 2, make_float4(1, 2, 3, 4)); }
+
 constexpr int kMisaligned = __LINE__ + 2;
 __global__ void misaligned_float4(float* out_gmem) {
   if (threadIdx.x == 5) *reinterpret_cast<float4*>(out_gmem + 2) = make_float4(1, 2, 3, 4);
@@ -349,6 +351,9 @@ TEST_CASE("fault: a misaligned atomic", "[fault]") {
   CAPTURE(report);
   CHECK(names(report, at(kMisalignedAtomic)));
   CHECK_THAT(report, ContainsText("misaligned"));
+  gpu::DeviceBuffer<float> floats_gmem(8, "floats");
+  CHECK_THAT(fault_of([&] { gpu::launch(misaligned_atomic_of_four, {.grid = 1, .block = 1}, floats_gmem.data()); }),
+             ContainsText("misaligned"));
 }
 
 TEST_CASE("fault: a write past the shared memory", "[fault]") {

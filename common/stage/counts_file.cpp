@@ -1,6 +1,7 @@
 #include "common/stage/counts_file.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "common/stage/command_line.hpp"
 #include "common/stage/ncu_csv.hpp"
@@ -94,6 +96,17 @@ Json chapter_object(const Json& object, const Json& kernels) {
   return {{"chapter", object.at("chapter")}, {"problem", problem_text(object)}, {"kernels", kernels}};
 }
 
+/// A launch's count of a quantity; nothing if one of its counters is missing.
+std::optional<double> added_up(const NcuLaunch& launch, const CountedQuantity& quantity) {
+  double sum = 0;
+  for (const std::string& metric : metrics_of(quantity)) {
+    const auto value = launch.value(metric);
+    if (!value) return std::nullopt;
+    sum += *value;
+  }
+  return sum;
+}
+
 /// The counters of all launches of each kernel, added up.
 Json add_up(const std::vector<NcuLaunch>& launches) {
   Json kernels = Json::array();
@@ -107,7 +120,7 @@ Json add_up(const std::vector<NcuLaunch>& launches) {
     kernel["launches"] = kernel["launches"].get<std::uint64_t>() + 1;
     for (const CountedQuantity& quantity : kQuantities) {
       Json& sum = kernel[quantity.accesses][quantity.name];
-      const auto value = launch.value(quantity.metric);
+      const auto value = added_up(launch, quantity);
       // Without the counter in one launch, there is no sum.
       if (!value || (!first && sum.is_null())) {
         sum = nullptr;
@@ -177,6 +190,16 @@ int write_gpu_counts(const std::vector<std::string>& words) {
 }  // namespace
 
 std::span<const CountedQuantity> counted_quantities() { return kQuantities; }
+
+std::vector<std::string> metrics_of(const CountedQuantity& quantity) {
+  std::vector<std::string> names = {quantity.metric};
+  if (std::string_view(quantity.accesses).starts_with("global")) {
+    for (const char* operation : {"red", "atom"}) {
+      names.push_back(fmt::format("l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum", quantity.name, operation));
+    }
+  }
+  return names;
+}
 
 std::optional<double> CountedKernel::value(const CountedQuantity& quantity) const {
   const auto of = accesses.find(quantity.accesses);
@@ -283,10 +306,13 @@ int counts(int argc, const char* const* argv) {
     if (std::find(words.begin(), words.end(), "--help") != words.end()) {
       fmt::print("{}", kUsage);
     } else if (command == "metrics" && rest.empty()) {
-      std::string names;
-      for (const CountedQuantity& quantity : kQuantities)
-        names += (names.empty() ? "" : ",") + std::string(quantity.metric);
-      fmt::print("{}\n", names);
+      std::vector<std::string> names;
+      for (const CountedQuantity& quantity : kQuantities) {
+        for (const std::string& metric : metrics_of(quantity)) {
+          if (std::find(names.begin(), names.end(), metric) == names.end()) names.push_back(metric);
+        }
+      }
+      fmt::print("{}\n", fmt::join(names, ","));
     } else if (command == "emulator") {
       return write_emulator_counts(rest);
     } else if (command == "gpu") {

@@ -19,6 +19,10 @@ struct CountedQuantity {
   const char* metric;    ///< ncu's name
 };
 
+/// The counters that are added up for it: its own, and in device memory those of atomics, which are a load and a store
+/// here and have counters of their own there (`red`, and `atom` where the old value is asked for).
+std::vector<std::string> metrics_of(const CountedQuantity& quantity);
+
 /// All of them: requests and sectors of device memory, requests, wavefronts and conflicts of shared memory.
 std::span<const CountedQuantity> counted_quantities();
 

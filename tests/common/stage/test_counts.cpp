@@ -50,13 +50,19 @@ std::string header() {
     line += ",\"" + std::string(quantity.metric) + "\"";
     units += ",\"\"";
   }
+  for (const char* unit : {"requests", "sectors"}) {
+    for (const char* operation : {"red", "atom"}) {
+      line += std::string(",\"l1tex__t_") + unit + "_pipe_lsu_mem_global_op_" + operation + ".sum\"";
+      units += ",\"\"";
+    }
+  }
   return line + "\n" + units + "\n";
 }
 
-/// A row of ncu's; the order of the quantities is that of stage::counted_quantities.
-std::string launch(const std::string& kernel, const std::string& sectors) {
+/// A row of ncu's; the order of the quantities is that of stage::counted_quantities, and the atomics' counters follow.
+std::string launch(const std::string& kernel, const std::string& sectors, const std::string& atomic_sectors = "0") {
   return "\"0\",\"" + kernel + "\",\"100\",\"" + sectors +
-         "\",\"50\",\"200\",\"10\",\"12\",\"3\",\"0\",\"0\",\"n/a\"\n";
+         "\",\"50\",\"200\",\"10\",\"12\",\"3\",\"0\",\"0\",\"n/a\",\"0\",\"0\",\"" + atomic_sectors + "\",\"0\"\n";
 }
 
 class Files {
@@ -68,7 +74,7 @@ class Files {
           chapter("02", true, Json::array({kernel_counts("f<64>", 1000), kernel_counts("g", 400)})).dump());
     write(file("1.json"), chapter("01", true, Json::array()).dump());
     write(file("gpu.json"), chapter("02", false, Json::array()).dump());
-    write(file("gpu.csv"), header() + launch("void a::f<(int)64>(int)", "600") + launch("g(int)", "405") +
+    write(file("gpu.csv"), header() + launch("void a::f<(int)64>(int)", "600") + launch("g(int)", "395", "10") +
                                launch("void a::f<(int)64>(int)", "4,00"));
   }
   std::string file(const std::string& name) const { return folder_.file(name); }
@@ -168,7 +174,8 @@ TEST_CASE("A GPU's counters are added up by kernel", "[stage]") {
   CHECK(here["kernels"][0]["global_loads"]["sectors"] == 1000);
   CHECK(here["kernels"][0]["shared_loads"]["conflicts"] == 6);
   CHECK(here["kernels"][0]["shared_stores"]["conflicts"].is_null());
-  CHECK(here["kernels"][1]["global_loads"]["sectors"] == 405);
+  CHECK(here["kernels"][1]["global_loads"]["sectors"] == 395 + 10);   // an atomic loads
+  CHECK(here["kernels"][1]["global_stores"]["sectors"] == 200 + 10);  // and stores
 
   const auto counts = stage::read_counts(files.measured());
   CHECK(counts.chapters[0].kernels[0].value({"global_loads", "sectors", ""}).value() == 1000);

@@ -185,9 +185,9 @@ std::string normal_kernel_name(const std::string& name) {
   };
   std::string out = replaced(name, R"(\(anonymous namespace\)::|<unnamed>::)", "");
   out = without_surroundings(out);
-  // Template arguments: nvcc writes (int)64 and (bool)1 where g++ writes 64 and true, or 64ul.
-  out = replaced(out, R"(\(bool\)1\b)", "true");
-  out = replaced(out, R"(\(bool\)0\b)", "false");
+  // Template arguments: nvcc writes (int)64 and (bool)1, or 1, where g++ writes 64 and true, or 64ul.
+  out = replaced(out, R"(\btrue\b)", "1");
+  out = replaced(out, R"(\bfalse\b)", "0");
   out = replaced(out, R"(\([A-Za-z_][\w: ]*\)(-?\d))", "$1");
   out = replaced(out, R"(\b(\d+)[uUlL]+\b)", "$1");
   out = replaced(out, R"([A-Za-z_]\w*::)", "");

@@ -106,7 +106,8 @@ TEST_CASE("A kernel has one name, whoever writes it", "[stage]") {
   check("void scores_kernel<64>(ForwardArgs<float>, float *, int, int)", "scores_kernel<64>");
   check("row_sum(const float *, float *, long, long)", "row_sum");
   check("first_kernel::row_sum(float const*, float*, long, long)", "row_sum");
-  check("void a::b::f<(int)64,(int)-1, (bool)1, (bool)0>(void)", "f<64, -1, true, false>");
+  check("void a::b::f<(int)64,(int)-1, (bool)1, (bool)0>(void)", "f<64, -1, 1, 0>");
+  check("f<BackwardTile<64>, true, false>(int)", "f<BackwardTile<64>, 1, 0>");
   check("void f<(unsigned long)128, (a::Mask)2, 3ul>(int)", "f<128, 2, 3>");
   check("void a::f<a::Tile<(int)64, (int)32> >(a::Args<float>)", "f<Tile<64, 32>>");
   check("void (anonymous namespace)::f<float>(float)", "f<float>");

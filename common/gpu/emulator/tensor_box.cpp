@@ -36,10 +36,8 @@ void gather_row(const TensorDescription& map, const BoxRow& row, const unsigned 
                  [&](const unsigned char* chunk, std::uint32_t i) { std::memcpy(bytes + i, chunk, kChunk); });
 }
 
-float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
-
 std::uint32_t sum(std::uint32_t a, std::uint32_t b) {
-  const float x = flushed(flushed(std::bit_cast<float>(a)) + flushed(std::bit_cast<float>(b)));
+  const float x = std::bit_cast<float>(a) + std::bit_cast<float>(b);
   return std::isnan(x) ? 0x7fffffffu : std::bit_cast<std::uint32_t>(x);
 }
 

@@ -64,8 +64,8 @@ BoxRow box_row(const TensorDescription& map, std::span<const int> at, std::uint3
 void load_row(const TensorDescription& map, const BoxRow& row, unsigned char* shared, std::size_t tile);
 void store_row(const TensorDescription& map, const BoxRow& row, const unsigned char* shared, std::size_t tile);
 /// Each element by itself is added atomically, also against other OS threads: rounded to nearest even in its own type.
-/// fp32 takes subnormal operands and results for zero, fp16 and bf16 keep them (PTX ISA, "red": red.add.f32 and
-/// red.add.noftz); a NaN becomes the type's 0x7FFF….
+/// Subnormal numbers are kept in all types, also in fp32, where red.add.f32 would take them for zero (seen on an H200,
+/// tests/golden); a NaN becomes the type's 0x7FFF….
 void reduce_add_row(const TensorDescription& map, const BoxRow& row, const unsigned char* shared, std::size_t tile);
 /// @}
 

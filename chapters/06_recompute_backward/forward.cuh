@@ -2,9 +2,8 @@
 /// \file
 /// A forward that is short and right, for the toy training: a backward needs an O and an LSE. Chapter 05 has fast ones.
 ///
-/// Grid: a warp for each query row, four of them a block. A lane has one key of 32 at a time, and the columns lane,
-/// lane
-/// + 32, … of O. Registers: the lane's columns of O. Device memory: Q, K, V, O, LSE.
+/// Grid: a warp for each query row, four of them a block. Of 32 keys at a time a lane has one, and of O the columns
+/// lane, lane + 32, and so on. Registers: the lane's columns of O. Device memory: Q, K, V, O, LSE.
 
 #include <cmath>
 #include <cstdint>

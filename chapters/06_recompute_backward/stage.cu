@@ -2,7 +2,6 @@
 /// Chapter 06: the backward pass. `./learn run 06`, or with a problem of your own:
 /// `./learn run 06 --causal --seqlen-q 100 --seqlen-kv 300 --heads-q 4 --heads-kv 2`.
 
-#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -10,8 +9,6 @@
 #include "chapters/06_recompute_backward/kernels.hpp"
 #include "chapters/06_recompute_backward/training.hpp"
 #include "common/attention/cost.hpp"
-#include "common/gpu/buffer.hpp"
-#include "common/gpu/device.hpp"
 #include "common/stage/program.hpp"
 
 namespace {
@@ -68,16 +65,17 @@ void show_d(stage::Program& program) {
   constexpr float kP[] = {0.5f, 0.5f}, kV[] = {1, 0}, kDo = 1;
   const float o = kP[0] * kV[0] + kP[1] * kV[1];
   Table rows;
-  for (const int block : {0, 1}) {
-    const float whole = kP[block] * (kDo * kV[block] - kDo * o);
-    const float own = kP[block] * (kDo * kV[block] - kDo * kV[block]);  // of a block alone: O = V of its only key
-    rows.push_back({text("%d", block), text("%g", kV[block]), text("%g", kDo * o), text("%g", whole),
-                    text("%g", kDo * kV[block]), text("%g", own)});
+  for (const int tile : {0, 1}) {
+    const float whole = kP[tile] * (kDo * kV[tile] - kDo * o);
+    const float own = kP[tile] * (kDo * kV[tile] - kDo * kV[tile]);  // of a tile alone: O = V of its only key
+    rows.push_back({text("%d", tile), text("%g", kV[tile]), text("%g", kDo * o), text("%g", whole),
+                    text("%g", kDo * kV[tile]), text("%g", own)});
   }
   program.say(
-      "Two keys with equal scores, V = 1 and 0, dO = 1, each key in a block of its own. With D of the final O,\n"
-      "and with D of the O that the block alone would give:");
-  program.table("partial_d", {"block", "dP", "D, final O", "dS", "D, own O", "dS, wrong"}, rows);
+      "Two keys with equal scores, V = 1 and 0, dO = 1, each key in a tile of its own. By hand, with D of the final "
+      "O,\n"
+      "and with D of the O that the tile alone would give:");
+  program.table("partial_d", {"tile", "dP", "D, final O", "dS", "D, own O", "dS, wrong"}, rows);
   program.say("rowsum(P*dP) is a sum over all keys. Only the final O knows them all.");
 }
 
@@ -96,6 +94,12 @@ void show_training(stage::Program& program) {
   std::vector<std::string> header{"step", "reference, float64"};
   std::vector<recompute_backward::Training> curves;
   for (const stage::BackwardKernel& kernel : recompute_backward::backward_kernels()) {
+    try {
+      kernel.require(p);
+    } catch (const stage::Refused& refusal) {
+      program.say(refusal.what());
+      continue;
+    }
     program.progress("training with " + kernel.name);
     header.push_back(kernel.name);
     curves.push_back(recompute_backward::train(kernel, p, kSteps, kRate, program.options().seed));
@@ -105,6 +109,7 @@ void show_training(stage::Program& program) {
       program.fail(text("training with %s: the loss is %.1e apart from the reference's", kernel.name.c_str(), apart));
     }
   }
+  if (curves.empty()) return;
   for (int step = 0; step < kSteps; step += kEvery) {
     rows.push_back({text("%d", step), text("%.6f", curves.front().reference[step])});
     for (const recompute_backward::Training& curve : curves) rows.back().push_back(text("%.6f", curve.kernels[step]));

@@ -37,6 +37,8 @@ inline constexpr int kKeyThreads = 128, kQueriesPerBlock = 128;
 
 /// Offset of a pair in P and dS, in elements.
 constexpr std::int64_t pair_offset(std::int64_t row, int seqlen_kv, int key) { return row * seqlen_kv + key; }
+static_assert(pair_offset(1 << 20, 1 << 13, 5) == (std::int64_t{1} << 33) + 5,
+              "16 heads of 8192 x 8192 pairs pass 2^32");
 
 /// What a forward without FlashAttention leaves behind: P, 0 where the mask hides the key.
 template <int kHeadDim>

@@ -254,17 +254,6 @@ BackwardMeasurement measure(const Problem& p, std::span<const float> dq, std::sp
                            magnitudes.dv)};
 }
 
-/// Where a mistake is most likely, from the gradients that are wrong: only dQ and dK use dS and D, dQ sums over keys,
-/// dK and dV over queries and over the group.
-std::string suspicion(bool dq_wrong, bool dk_wrong, bool dv_wrong) {
-  if (dq_wrong && dk_wrong) return dv_wrong ? "look at P and LSE" : "dV is right: look at D and dP";
-  if (dk_wrong && dv_wrong) return "dQ is right: look at the sum over queries and over the heads of a group";
-  if (dq_wrong && dv_wrong) return "dK is right: look at the sums of the two others";
-  return dq_wrong   ? "dK and dV are right: look at the sum over keys"
-         : dk_wrong ? "dQ and dV are right: look at the sum that makes dK"
-                    : "dQ and dK are right: look at the sum that makes dV";
-}
-
 }  // namespace
 
 ForwardError forward_error(const Problem& p, std::span<const float> o, std::span<const float> lse,
@@ -351,6 +340,17 @@ BackwardYardstick make_backward_yardstick(const Problem& p, std::span<const floa
   return yardstick;
 }
 
+// Only dQ and dK use dS and D; dQ sums over keys, dK and dV over queries and over the group.
+std::string suspicion(bool dq_wrong, bool dk_wrong, bool dv_wrong) {
+  if (dq_wrong && dk_wrong)
+    return dv_wrong ? "look at P and LSE, and for heads or tiles that nobody visits" : "dV is right: look at D and dP";
+  if (dk_wrong && dv_wrong) return "dQ is right: look at the sum over queries and over the heads of a group";
+  if (dq_wrong && dv_wrong) return "dK is right: look at the sums of the two others";
+  return dq_wrong   ? "dK and dV are right: look at the sum over keys"
+         : dk_wrong ? "dQ and dV are right: look at the sum that makes dK"
+                    : "dQ and dK are right: look at the sum that makes dV";
+}
+
 BackwardVerdict judge_backward(const Problem& p, std::span<const float> dq, std::span<const float> dk,
                                std::span<const float> dv, const BackwardYardstick& yardstick) {
   const BackwardMeasurement found = measure(p, dq, dk, dv, yardstick.reference, yardstick.magnitudes);
@@ -360,6 +360,12 @@ BackwardVerdict judge_backward(const Problem& p, std::span<const float> dq, std:
   const bool dk_wrong = !within(found.dk.error, allowed.dk);
   const bool dv_wrong = !within(found.dv.error, allowed.dv);
   verdict.right = !dq_wrong && !dk_wrong && !dv_wrong;
+  if (allowed.largest() > kLargestAllowedError) {
+    verdict.right = false;
+    verdict.sentence = "not judged: with scores this large fp32 leaves exp(S - LSE) no digits, and an error of " +
+                       show(allowed.largest(), 2) + " would have to be allowed";
+    return verdict;
+  }
   if (verdict.right) {
     verdict.sentence = "right";
     return verdict;

@@ -88,8 +88,15 @@ BackwardYardstick make_backward_yardstick(const Problem& p, std::span<const floa
                                           std::span<const float> v, std::span<const float> dout,
                                           std::span<const float> dlse = {});
 
+/// The largest `allowed` that still judges anything. Scores of 10⁵ leave fp32 two digits of exp(S − LSE), and scores of
+/// 10⁷ none: there any gradient would pass, or a right kernel fail.
+inline constexpr double kLargestAllowedError = 0.1;
+
+/// Where to look, from which of the three gradients are wrong (at least one is).
+std::string suspicion(bool dq_wrong, bool dk_wrong, bool dv_wrong);
+
 /// Whether gradients, laid out by the problem's dq, dk and dv strides (gaps are not looked at), are right: each of the
-/// three errors within what is allowed. NaN is never right.
+/// three errors within what is allowed, and that at most kLargestAllowedError. NaN is never right.
 BackwardVerdict judge_backward(const Problem& p, std::span<const float> dq, std::span<const float> dk,
                                std::span<const float> dv, const BackwardYardstick& yardstick);
 

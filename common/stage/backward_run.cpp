@@ -246,7 +246,7 @@ BackwardVerdict BackwardSample::judge(std::span<const float> dq, std::span<const
                                       std::span<const float> dv) const {
   BackwardVerdict verdict{.right = true, .error = {}, .allowed = {}, .sentence = {}};
   const auto compare = [&](const char* name, const std::vector<Row>& rows, std::span<const float> gradient,
-                           double& error, double& allowed) {
+                           double& error, double& allowed) -> bool {
     const Row* worst = nullptr;
     double plain_error = 0;
     for (const Row& row : rows) {
@@ -258,20 +258,22 @@ BackwardVerdict BackwardSample::judge(std::span<const float> dq, std::span<const
       worst = &row;
     }
     allowed = 2 * plain_error + ulps_;
-    if (std::isfinite(error) && error <= allowed) return;
+    if (std::isfinite(error) && error <= allowed) return true;
     if (verdict.right) {
       verdict.sentence = fmt::format(
           "wrong in a sample of {} rows: error of a row of {} over its terms is {:.2e}, allowed {:.2e}, at {}",
           kSampledRows, name, error, allowed, worst ? worst->place : "");
-    } else {
-      verdict.sentence += fmt::format("; {} is wrong, too", name);
     }
     verdict.right = false;
+    return false;
   };
-  compare("dQ", dq_, dq, verdict.error.dq, verdict.allowed.dq);
-  compare("dK", dk_, dk, verdict.error.dk, verdict.allowed.dk);
-  compare("dV", dv_, dv, verdict.error.dv, verdict.allowed.dv);
-  if (verdict.right) verdict.sentence = fmt::format("right (sample: {} rows each)", kSampledRows);
+  const bool dq_right = compare("dQ", dq_, dq, verdict.error.dq, verdict.allowed.dq);
+  const bool dk_right = compare("dK", dk_, dk, verdict.error.dk, verdict.allowed.dk);
+  const bool dv_right = compare("dV", dv_, dv, verdict.error.dv, verdict.allowed.dv);
+  if (!verdict.right) {
+    verdict.sentence += fmt::format(" ({})", attention::suspicion(!dq_right, !dk_right, !dv_right));
+  } else
+    verdict.sentence = fmt::format("right (sample: {} rows each)", kSampledRows);
   return verdict;
 }
 

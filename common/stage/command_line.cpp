@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/attention/accuracy.hpp"
 #include "common/attention/cost.hpp"
 #include "common/stage/json.hpp"
 #include "common/stage/memory.hpp"
@@ -270,6 +271,15 @@ Options resolve(const CommandLine& line, const Chapter& chapter, const gpu::Devi
       throw BadArgument(
           fmt::format("with --scale {:g} scores of head_dim {} can leave the range of fp32; allowed: -{:.1e} to {:.1e}",
                       p.scale(), p.head_dim, largest_scale, largest_scale));
+    }
+    // Theirs are hardly ever larger than 2 · head_dim · scale; exp(S − LSE) is off by that times fp32's rounding, and
+    // gradients that may be off by more than kLargestAllowedError are not judged.
+    const double scale_judged = attention::kLargestAllowedError / 2 / (0x1p-22 * 2 * p.head_dim);
+    if (!chapter.backward.empty() && std::abs(p.scale()) > scale_judged) {
+      throw BadArgument(fmt::format(
+          "with --scale {:g} fp32 leaves exp(S - LSE) no digits to judge gradients by at head_dim {}; allowed: "
+          "-{:.0f} to {:.0f}",
+          p.scale(), p.head_dim, scale_judged, scale_judged));
     }
     const double needed = host_bytes(p, device.emulated, chapter.backward.empty() ? Pass::forward : Pass::backward);
     const double available = host_memory_available();

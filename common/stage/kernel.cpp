@@ -70,7 +70,9 @@ Kernel with_choice(const std::map<int, Kernel>& kernels) {
     kernels.at(p.head_dim).require(p);
   };
   kernel.workspace_bytes = [kernels](const attention::Problem& p) { return kernels.at(p.head_dim).workspace_bytes(p); };
-  kernel.traffic = [kernels](const attention::Problem& p) { return kernels.at(p.head_dim).traffic(p); };
+  if (kernel.traffic) {
+    kernel.traffic = [kernels](const attention::Problem& p) { return kernels.at(p.head_dim).traffic(p); };
+  }
   kernel.run = [kernels](const auto& args, void* workspace) { kernels.at(args.head_dim).run(args, workspace); };
   return kernel;
 }

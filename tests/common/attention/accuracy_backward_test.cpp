@@ -338,7 +338,7 @@ TEST_CASE("the gradients that stay right tell what is wrong", "[C40][C51]") {
   SECTION("P: all three") {
     const BackwardVerdict verdict = judge(c, tiled_backward(c, Fault::raw_lse));
     check_within(verdict, false, false, false);
-    CHECK_THAT(verdict.sentence, ContainsText("look at P and LSE"));
+    CHECK_THAT(verdict.sentence, ContainsText("look at P and LSE, and for heads or tiles"));
   }
 }
 
@@ -491,6 +491,16 @@ TEST_CASE("an expanded gradient, stride 0, is judged as it lies", "[C18]") {
   const Case c = make_case(p, InputKind::normal, 26);
   REQUIRE(c.dout.size() == 32);
   CHECK(judge(c, tiled_backward(c)).right);
+}
+
+TEST_CASE("where fp32 leaves P no digits nothing is right") {
+  Problem p = ordinary();
+  p.softmax_scale = 1e5f;
+  const Case c = make_case(p, InputKind::normal, 28);
+  CHECK(c.yardstick.allowed.largest() > attention::kLargestAllowedError);
+  const BackwardVerdict verdict = judge(c, tiled_backward(c));
+  CHECK_FALSE(verdict.right);
+  CHECK_THAT(verdict.sentence, ContainsText("not judged: with scores this large"));
 }
 
 TEST_CASE("spans of gradients too short for the problem are refused") {

@@ -277,7 +277,7 @@ BackwardVerdict BackwardSample::judge(std::span<const float> dq, std::span<const
   return verdict;
 }
 
-BackwardCase::BackwardCase(const Problem& p, std::uint64_t seed, bool sampled)
+BackwardCase::BackwardCase(const attention::Problem& p, std::uint64_t seed, bool sampled)
     : problem_(p),
       inputs_(attention::make_inputs(p, attention::InputKind::normal, seed)),
       dout_(attention::make_output_gradient(p, seed)) {

@@ -131,9 +131,8 @@ void mark_for_reschedule(std::vector<BackwardCase>& cases, std::size_t count) {
   }
 }
 
-/// Lengths × masks × head_dims; the other axes take turns, and a case that is too long for the reference is left to a
-/// single head and batch entry. (The forward's product is longer. Here the reference on the host takes most of the
-/// time.)
+/// Lengths × masks × head ratios × head_dims; the other axes take turns, and a case that is too long for the reference
+/// is left to smaller batches and heads.
 std::vector<BackwardCase> product_cases(const Axes& axes) {
   std::vector<BackwardCase> cases;
   std::vector<int> row(Axes::kAxes, 0);
@@ -141,19 +140,20 @@ std::vector<BackwardCase> product_cases(const Axes& axes) {
   std::uint64_t count = 0;
   for (row[Axes::kLengths] = 0; row[Axes::kLengths] < sizes[Axes::kLengths]; ++row[Axes::kLengths])
     for (row[Axes::kMask] = 0; row[Axes::kMask] < sizes[Axes::kMask]; ++row[Axes::kMask])
-      for (row[Axes::kHeadDim] = 0; row[Axes::kHeadDim] < sizes[Axes::kHeadDim]; ++row[Axes::kHeadDim]) {
-        // A generator's step spreads the axes that take turns over the three that are multiplied out.
-        std::uint64_t turn = ++count * 0x9E3779B97F4A7C15u >> 8;
-        for (const int axis : {Axes::kHeads, Axes::kInputs, Axes::kDout, Axes::kLayout, Axes::kGradients, Axes::kScale,
-                               Axes::kBatch, Axes::kDlse}) {
-          row[axis] = static_cast<int>(turn % sizes[axis]);
-          turn /= sizes[axis];
+      for (row[Axes::kHeads] = 0; row[Axes::kHeads] < sizes[Axes::kHeads]; ++row[Axes::kHeads])
+        for (row[Axes::kHeadDim] = 0; row[Axes::kHeadDim] < sizes[Axes::kHeadDim]; ++row[Axes::kHeadDim]) {
+          // A generator's step spreads the axes that take turns over the four that are multiplied out.
+          std::uint64_t turn = ++count * 0x9E3779B97F4A7C15u >> 8;
+          for (const int axis :
+               {Axes::kInputs, Axes::kDout, Axes::kLayout, Axes::kGradients, Axes::kScale, Axes::kBatch, Axes::kDlse}) {
+            row[axis] = static_cast<int>(turn % sizes[axis]);
+            turn /= sizes[axis];
+          }
+          if (!axes.least_work(row).within(kProductWork)) row[Axes::kBatch] = 0;
+          if (!axes.least_work(row).within(kProductWork)) continue;
+          cases.push_back(axes.at(row));
+          cases.back().seed = cases.size();
         }
-        if (!axes.least_work(row).within(kProductWork)) row[Axes::kBatch] = 0;
-        if (!axes.least_work(row).within(kProductWork)) row[Axes::kHeads] = 0;
-        cases.push_back(axes.at(row));
-        cases.back().seed = cases.size();
-      }
   return cases;
 }
 

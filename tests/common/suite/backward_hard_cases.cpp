@@ -108,10 +108,16 @@ class Trial : public Expectations {
   /// Runs the kernel, and compares every element of the gradients with what is right, up to `tolerance` times that. A
   /// 0 must be 0.
   void expect_gradients(const Given& g, const Expected& dq, const Expected& dk, const Expected& dv, double tolerance) {
+    expect_gradients(g, dq, dk, dv, tolerance, tolerance);
+  }
+  /// With a tolerance of its own for dK and dV.
+  void expect_gradients(const Given& g, const Expected& dq, const Expected& dk, const Expected& dv, double tolerance_q,
+                        double tolerance_kv) {
     const auto result = run(g);
     if (!result) return;
     const Problem& p = g.problem;
-    const auto compare = [&](const char* array, int seqlen, int heads, const Expected& right, auto&& actual) {
+    const auto compare = [&](const char* array, int seqlen, int heads, const Expected& right, double tolerance,
+                             auto&& actual) {
       for (int b = 0; b < p.batch; ++b)
         for (int i = 0; i < seqlen; ++i)
           for (int h = 0; h < heads; ++h)
@@ -124,9 +130,9 @@ class Trial : public Expectations {
               if (failures.size() > before) return;  // the first is enough of an array
             }
     };
-    compare("dQ", p.seqlen_q, p.heads_q, dq, [&](auto... at) { return result->dq(at...); });
-    compare("dK", p.seqlen_kv, p.heads_kv, dk, [&](auto... at) { return result->dk(at...); });
-    compare("dV", p.seqlen_kv, p.heads_kv, dv, [&](auto... at) { return result->dv(at...); });
+    compare("dQ", p.seqlen_q, p.heads_q, dq, tolerance_q, [&](auto... at) { return result->dq(at...); });
+    compare("dK", p.seqlen_kv, p.heads_kv, dk, tolerance_kv, [&](auto... at) { return result->dk(at...); });
+    compare("dV", p.seqlen_kv, p.heads_kv, dv, tolerance_kv, [&](auto... at) { return result->dv(at...); });
   }
 
  private:
@@ -276,7 +282,7 @@ Failures backward_c12_65536_blocks(const BackwardKernel& kernel) {
     if (!takes(kernel, p)) return;
     // Four keys with scores of 0 and V = 0, 1, 2, 3: O = 1.5, dS = dO · (key − 1.5) / 4. dO tells batch entries and
     // heads apart, and adds up to little, so that a sum over 65536 heads in fp32 keeps its digits: one of them lost or
-    // counted twice changes it by 10 % at least.
+    // counted twice changes it by 10 % at least. In any order, as atomics add, partial sums may grow on the way.
     const auto dout = [](int b, int, int h) { return (b + h) % 7 - 3; };
     const Inputs in =
         make(p, in_column(0, [](int, int, int) { return 1; }), in_column(1, [](int, int key, int) { return key; }),
@@ -293,7 +299,8 @@ Failures backward_c12_65536_blocks(const BackwardKernel& kernel) {
     const auto of_group = [&](int b) { return p.heads_q > 1 ? sum : dout(b, 0, 0); };
     trial.expect_gradients(g, expected_in_column(1, [&](int b, int, int h) { return 1.25 * dout(b, 0, h); }),
                            expected_in_column(0, [&](int b, int key, int) { return of_group(b) * (key - 1.5) / 4; }),
-                           expected_in_column(0, [&](int b, int, int) { return of_group(b) / 4; }), 1e-2);
+                           expected_in_column(0, [&](int b, int, int) { return of_group(b) / 4; }), 1e-4,
+                           kernel.deterministic ? 1e-4 : std::max(1e-4, p.heads_q * 0x1p-23));
   };
   check({.batch = many, .seqlen_q = 1, .seqlen_kv = 4, .head_dim = d, .softmax_scale = 1.0f});
   check({.heads_q = many, .heads_kv = 1, .seqlen_q = 1, .seqlen_kv = 4, .head_dim = d, .softmax_scale = 1.0f});

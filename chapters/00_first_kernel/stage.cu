@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <random>
 #include <span>
 #include <string>
@@ -18,11 +17,13 @@
 #include "common/gpu/device.hpp"
 #include "common/gpu/emulation.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/text.hpp"
 #include "common/stage/timing.hpp"
 
 namespace {
 
 using namespace first_kernel;
+using stage::text;
 
 /// A matrix on the host and on the device, and room for its row sums.
 struct RowSums {
@@ -67,13 +68,6 @@ struct RowSums {
     return worst;
   }
 };
-
-std::string text(const char* format, double value) {
-  if (std::isnan(value)) return "nan";  // without the sign that printf would show
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
-}
 
 void sum_rows(stage::Program& program) {
   const bool emulated = gpu::device().emulated;

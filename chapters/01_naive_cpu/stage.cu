@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -11,17 +10,12 @@
 #include "chapters/01_naive_cpu/naive_attention.hpp"
 #include "common/attention/cost.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/text.hpp"
 
 namespace {
 
 using namespace naive_cpu;
-
-std::string text(const char* format, double value) {
-  if (std::isnan(value)) return "nan";  // without the sign that printf would show
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
-}
+using stage::text;
 
 /// The largest float whose exp is still finite, found by halving.
 float last_finite_exponent() {

@@ -2,7 +2,6 @@
 /// Chapter 02: three kernels with S and P in device memory. `./learn run 02`, or with a problem of your own:
 /// `./learn run 02 --causal --seqlen-q 100 --seqlen-kv 1000 --head-dim 128`.
 
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,18 +10,16 @@
 #include "common/attention/cost.hpp"
 #include "common/stage/forward_run.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/text.hpp"
 
 namespace {
 
 using attention::format_bytes;
 using attention::Problem;
 using attention::Traffic;
+using stage::text;
 
-std::string times(double ratio) {
-  char text[32];
-  std::snprintf(text, sizeof text, ratio < 100 ? "%.1f x" : "%.0f x", ratio);
-  return text;
-}
+std::string times(double ratio) { return text(ratio < 100 ? "%.1f x" : "%.0f x", ratio); }
 
 Problem square_problem(int heads_q, int heads_kv, int seqlen) {
   Problem p;

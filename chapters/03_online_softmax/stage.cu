@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "common/gpu/emulation.hpp"
 #include "common/kernel/softmax_state.cuh"
 #include "common/stage/program.hpp"
+#include "common/stage/text.hpp"
 
 namespace {
 
@@ -25,13 +25,7 @@ using attention::format_bytes;
 using kernel::log_sum_exp;
 using kernel::merge;
 using kernel::SoftmaxState;
-
-template <class... Values>
-std::string text(const char* format, Values... values) {
-  char buffer[256];
-  std::snprintf(buffer, sizeof buffer, format, values...);
-  return buffer;
-}
+using stage::text;
 
 /// (m = 2, ℓ = 3) merged with (m = 5, ℓ = 1), a step a line.
 void show_worked_example(stage::Program& program) {

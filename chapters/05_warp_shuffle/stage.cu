@@ -2,7 +2,6 @@
 /// Chapter 05: shuffles, register tiles, exp2. `./learn run 05`, or with a problem of your own:
 /// `./learn run 05 --causal --seqlen-q 100 --seqlen-kv 1000 --head-dim 128`.
 
-#include <cstdio>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -13,22 +12,17 @@
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/emulation.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/text.hpp"
 
 namespace {
 
 using attention::Mask;
 using attention::Problem;
+using stage::text;
 using warp_shuffle::kShown, warp_shuffle::kSteps;
 using warp_shuffle::Reductions;
 using warp_shuffle::TileWork;
 using Table = std::vector<std::vector<std::string>>;
-
-template <class... Values>
-std::string text(const char* format, Values... values) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, values...);
-  return buffer;
-}
 
 /// Butterfly and shfl_down, lane by lane.
 void show_reductions(stage::Program& program) {

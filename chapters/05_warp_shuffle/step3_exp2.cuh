@@ -62,7 +62,7 @@ __host__ __device__ constexpr bool needs_mask(int first_key, KeyRange unmasked) 
 /// Br rows of one head.
 ///
 /// The 2 of the launch bounds says that two blocks of a multiprocessor are enough, so that a thread may have 255
-/// registers. Left to itself the compiler stops at 174, has less on its way at a time, and loses a fifth of the speed.
+/// registers. Left to itself the compiler stops at 174, has less on its way at a time, and takes a fifth longer.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) exp2_kernel(ForwardArgs<float> args, int query_tiles) {
   constexpr int kLanes = Tile::kLanes, kRows = Tile::kRows, kKeys = Tile::kKeys, kQuads = Tile::kQuads;

@@ -2,7 +2,6 @@
 /// Chapter 06: the backward pass. `./learn run 06`, or with a problem of your own:
 /// `./learn run 06 --causal --seqlen-q 100 --seqlen-kv 300 --heads-q 4 --heads-kv 2`.
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -10,20 +9,15 @@
 #include "chapters/06_recompute_backward/training.hpp"
 #include "common/attention/cost.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/text.hpp"
 
 namespace {
 
 using attention::format_bytes;
 using attention::Mask;
 using attention::Problem;
+using stage::text;
 using Table = std::vector<std::vector<std::string>>;
-
-template <class... Values>
-std::string text(const char* format, Values... values) {
-  char buffer[320];
-  std::snprintf(buffer, sizeof buffer, format, values...);
-  return buffer;
-}
 
 /// What a model would have to keep, and what the products cost.
 void show_storage(stage::Program& program) {

@@ -95,7 +95,7 @@ stage::ForwardKernel faulty_kernels(Fault fault, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("the suite catches the faults of tiles") {
+TEST_CASE("the suite catches the faults of tiles", "[suite_can_fail]") {
   if (gpu::device().checked) return;  // the plain build runs more cases in less time
   const std::vector<std::pair<Fault, const char*>> faults = {{Fault::o_not_rescaled, "o_not_rescaled"},
                                                              {Fault::l_not_rescaled, "l_not_rescaled"},
@@ -107,7 +107,7 @@ TEST_CASE("the suite catches the faults of tiles") {
   }
 }
 
-TEST_CASE("without a fault the same kernel is right") {
+TEST_CASE("without a fault the same kernel is right", "[suite_can_fail]") {
   suite::SuiteCase tiles;
   tiles.problem.heads_q = 2;
   tiles.problem.seqlen_q = tiles.problem.seqlen_kv = 130;

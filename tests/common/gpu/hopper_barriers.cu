@@ -25,22 +25,22 @@ struct HandOver {
 };
 
 /// 128 threads hand values to 128 others, one buffer at a time: producers arrive where consumers wait, and the other
-/// way round.
+/// way round. (Nobody arrives under a condition: racecheck of CUDA 13.0 does not see a bar.arrive with a predicate.)
 __global__ void __launch_bounds__(256) hand_over(int rounds, int* sums_gmem) {  // [128]
   auto& shared = gpu::shared_memory<HandOver>();
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < 128) {
     for (int round = 0; round < rounds; ++round) {
-      if (round > 0) gpu::named_barrier_sync(kEmpty, 256);
+      gpu::named_barrier_sync(kEmpty, 256);
       shared.value[thread] = 1000 * round + thread;
       gpu::named_barrier_arrive(kFull, 256);
     }
   } else {
     int sum = 0;
     for (int round = 0; round < rounds; ++round) {
+      gpu::named_barrier_arrive(kEmpty, 256);
       gpu::named_barrier_sync(kFull, 256);
       sum += shared.value[255 - thread];
-      if (round + 1 < rounds) gpu::named_barrier_arrive(kEmpty, 256);
     }
     sums_gmem[thread - 128] = sum;
   }

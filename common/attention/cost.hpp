@@ -29,9 +29,9 @@ Traffic compulsory_traffic(const Problem& p, int element_bytes);
 /// A machine as the roofline sees it. Figures from the vendor's datasheets (dense).
 struct Machine {
   const char* name;
-  double tensor_flops;      ///< bf16 tensor-core FLOP/s
-  double fp32_flops;        ///< FLOP/s of the fp32 units
-  double bytes_per_second;  ///< device memory
+  double tensor_flops;                                              ///< bf16 tensor-core FLOP/s
+  double fp32_flops;                                                ///< FLOP/s of the fp32 units
+  double bytes_per_second;                                          ///< device memory
   double ridge() const { return tensor_flops / bytes_per_second; }  ///< FLOP/B below which memory is the limit
 };
 

@@ -126,6 +126,7 @@ std::string Problem::describe() const {
   out << "batch " << batch << ", heads " << heads_q << "/" << heads_kv << ", seqlen " << seqlen_q << "/" << seqlen_kv
       << ", head_dim " << head_dim << ", " << (mask == Mask::none() ? "no mask" : mask.name());
   if (softmax_scale) out << ", scale " << *softmax_scale;
+  if (element_type != ElementType::fp32) out << ", " << name(element_type);
   const char* separator = ", strided ";
   const auto mention = [&](const char* array, const std::optional<Strides>& strides, int seqlen, int heads) {
     if (!strides || *strides == contiguous_strides(seqlen, heads, head_dim)) return;

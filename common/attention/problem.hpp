@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "common/attention/element_type.hpp"
+
 namespace attention {
 
 /// A window side that does not limit anything.
@@ -103,7 +105,7 @@ constexpr Strides contiguous_strides(int seqlen, int heads, int head_dim) {
   return {seqlen * row, row, head_dim, 1};
 }
 
-/// Sizes, mask, scale and layout of one attention call.
+/// Sizes, mask, scale, element type and layout of one attention call.
 ///
 /// Q and O are [batch, seqlen_q, heads_q, head_dim]; K and V are [batch, seqlen_kv, heads_kv, head_dim]; LSE is a dense
 /// [batch, heads_q, seqlen_q]. Query head h reads KV head h / (heads_q / heads_kv).
@@ -115,6 +117,8 @@ struct Problem {
   int seqlen_kv = 0;
   int head_dim = 0;
   Mask mask{};
+  /// Of Q, K, V, O, dO and the gradients.
+  ElementType element_type = ElementType::fp32;
   /// Factor of the scores. Absent means 1/√head_dim; a literal 0 is a 0 and gives the plain average of V.
   std::optional<float> softmax_scale{};
   /// Layouts; absent means dense.
@@ -147,7 +151,7 @@ struct Problem {
   /// Number of visible (query, key) pairs of one head.
   std::int64_t visible_pairs() const;
 
-  /// One line: "batch 1, heads 4/2, seqlen 100/1000, head_dim 64, causal".
+  /// One line: "batch 1, heads 4/2, seqlen 100/1000, head_dim 64, causal, bf16"; fp32 is not mentioned.
   std::string describe() const;
 
   /// \throws std::invalid_argument with a sentence that names the field, its value and what is allowed: positive sizes

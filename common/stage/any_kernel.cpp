@@ -5,33 +5,52 @@ namespace {
 
 using attention::Problem;
 
-const float* input(const Pointers& arrays, std::size_t i) { return static_cast<const float*>(arrays.inputs.at(i)); }
-float* output(const Pointers& arrays, std::size_t i) { return static_cast<float*>(arrays.outputs.at(i)); }
+using attention::BackwardArgs;
+using attention::ElementType;
+using attention::ForwardArgs;
 
-attention::ForwardArgs<float> forward_args(const Problem& p, const Pointers& a) {
-  return attention::make_forward_args<float>(p, input(a, 0), input(a, 1), input(a, 2), output(a, 0), output(a, 1));
+template <class T>
+const T* input(const Pointers& arrays, std::size_t i) {
+  return static_cast<const T*>(arrays.inputs.at(i));
+}
+template <class T>
+T* output(const Pointers& arrays, std::size_t i) {
+  return static_cast<T*>(arrays.outputs.at(i));
 }
 
-attention::BackwardArgs<float> backward_args(const Problem& p, const Pointers& a) {
-  return attention::make_backward_args<float>(p, {.q = input(a, 0),
-                                                  .k = input(a, 1),
-                                                  .v = input(a, 2),
-                                                  .o = input(a, 3),
-                                                  .lse = input(a, 4),
-                                                  .dout = input(a, 5),
-                                                  .dlse = nullptr,
-                                                  .dq = output(a, 0),
-                                                  .dk = output(a, 1),
-                                                  .dv = output(a, 2)});
+template <class T>
+ForwardArgs<T> bind_arrays(const Problem& p, const Pointers& a, const LaunchByType<ForwardArgs>&) {
+  return attention::make_forward_args<T>(p, input<T>(a, 0), input<T>(a, 1), input<T>(a, 2), output<T>(a, 0),
+                                         output<float>(a, 1));
 }
 
-/// `function` of a chapter's kernel, on arrays instead of arguments.
-template <class Args>
-AnyKernel::Call bound(const std::function<void(const Args&, void*)>& function,
-                      Args (*bind)(const Problem&, const Pointers&)) {
-  if (!function) return {};
-  return [function, bind](const Problem& p, const Pointers& arrays, void* workspace) {
-    function(bind(p, arrays), workspace);
+template <class T>
+BackwardArgs<T> bind_arrays(const Problem& p, const Pointers& a, const LaunchByType<BackwardArgs>&) {
+  return attention::make_backward_args<T>(p, {.q = input<T>(a, 0),
+                                              .k = input<T>(a, 1),
+                                              .v = input<T>(a, 2),
+                                              .o = input<T>(a, 3),
+                                              .lse = input<float>(a, 4),
+                                              .dout = input<T>(a, 5),
+                                              .dlse = nullptr,
+                                              .dq = output<T>(a, 0),
+                                              .dk = output<T>(a, 1),
+                                              .dv = output<T>(a, 2)});
+}
+
+/// A chapter's launches, on arrays instead of arguments.
+template <class Launch>
+AnyKernel::Call bound(const Launch& launch) {
+  if (!launch) return {};
+  return [launch](const Problem& p, const Pointers& arrays, void* workspace) {
+    switch (p.element_type) {
+      case ElementType::fp32:
+        return launch(bind_arrays<float>(p, arrays, launch), workspace);
+      case ElementType::fp16:
+        return launch(bind_arrays<gpu::fp16>(p, arrays, launch), workspace);
+      case ElementType::bf16:
+        return launch(bind_arrays<gpu::bf16>(p, arrays, launch), workspace);
+    }
   };
 }
 
@@ -42,30 +61,25 @@ AnyKernel::AnyKernel(const ForwardKernel& kernel)
       name(kernel.name),
       summary(kernel.summary),
       memory(kernel.memory),
-      require(kernel.require),
+      require([kernel](const Problem& p) { require_taken(kernel, p); }),
       workspace_bytes(kernel.workspace_bytes),
       traffic(kernel.traffic),
-      run(bound(kernel.run, forward_args)),
+      run(bound(kernel.run)),
+      fetch(bound(kernel.fetch)),
       is_peer(kernel.is_peer),
       outputs_given(kernel.gives_lse ? 2 : 1),
-      promises_equal_bits(false) {
-  if (kernel.fetch) {
-    fetch = [fetch_o = kernel.fetch](const Problem& p, const Pointers& arrays, void*) {
-      fetch_o(forward_args(p, arrays));
-    };
-  }
-}
+      promises_equal_bits(false) {}
 
 AnyKernel::AnyKernel(const BackwardKernel& kernel)
     : pass(Pass::backward),
       name(kernel.name),
       summary(kernel.summary),
       memory(kernel.memory),
-      require(kernel.require),
+      require([kernel](const Problem& p) { require_taken(kernel, p); }),
       workspace_bytes(kernel.workspace_bytes),
       traffic(kernel.traffic),
-      prepare(bound(kernel.prepare, backward_args)),
-      run(bound(kernel.run, backward_args)),
+      prepare(bound(kernel.prepare)),
+      run(bound(kernel.run)),
       is_peer(kernel.is_peer),
       outputs_given(3),
       promises_equal_bits(kernel.deterministic) {

@@ -8,6 +8,27 @@
 #include "common/gpu/device.hpp"
 
 namespace stage {
+namespace {
+
+/// What both passes share.
+template <class Kernel>
+void require_type_and_rest(const Kernel& kernel, const attention::Problem& p) {
+  using attention::ElementType;
+  if (!kernel.run.takes(p.element_type)) {
+    std::vector<std::string> allowed;
+    for (const ElementType type : {ElementType::fp32, ElementType::fp16, ElementType::bf16}) {
+      if (kernel.run.takes(type)) allowed.push_back(attention::name(type));
+    }
+    throw Refused(fmt::format("{} does not take {} elements; allowed: {}", kernel.name, attention::name(p.element_type),
+                              fmt::join(allowed, ", ")));
+  }
+  kernel.require(p);
+}
+
+}  // namespace
+
+void require_taken(const ForwardKernel& kernel, const attention::Problem& p) { require_type_and_rest(kernel, p); }
+void require_taken(const BackwardKernel& kernel, const attention::Problem& p) { require_type_and_rest(kernel, p); }
 
 void require_head_dim(const std::string& kernel, const attention::Problem& p, const std::vector<int>& allowed) {
   if (std::find(allowed.begin(), allowed.end(), p.head_dim) == allowed.end()) {
@@ -29,13 +50,15 @@ void require_shared_memory(const std::string& kernel, std::size_t bytes) {
 
 namespace {
 
-void require_16_byte_strides(const std::string& kernel, const char* array, const attention::Strides& strides) {
+void require_16_byte_strides(const std::string& kernel, const char* array, attention::ElementType type,
+                             const attention::Strides& strides) {
+  const int elements = 16 / attention::element_bytes(type);
   for (const std::int64_t stride : {strides.batch, strides.seq, strides.head}) {
-    if (stride % 4 != 0) {
+    if (stride % elements != 0) {
       throw Refused(
-          fmt::format("{} moves four floats at once and does not take a stride of {} elements in {}; allowed: "
-                      "multiples of 4",
-                      kernel, stride, array));
+          fmt::format("{} moves 16 bytes at once and does not take a stride of {} {} elements in {}; allowed: "
+                      "multiples of {}",
+                      kernel, stride, attention::name(type), array, elements));
     }
   }
 }
@@ -43,23 +66,22 @@ void require_16_byte_strides(const std::string& kernel, const char* array, const
 }  // namespace
 
 void require_16_byte_rows(const std::string& kernel, const attention::Problem& p) {
-  require_16_byte_strides(kernel, "Q", p.strides_q());
-  require_16_byte_strides(kernel, "K", p.strides_k());
-  require_16_byte_strides(kernel, "V", p.strides_v());
-  require_16_byte_strides(kernel, "O", p.strides_o());
+  require_16_byte_strides(kernel, "Q", p.element_type, p.strides_q());
+  require_16_byte_strides(kernel, "K", p.element_type, p.strides_k());
+  require_16_byte_strides(kernel, "V", p.element_type, p.strides_v());
+  require_16_byte_strides(kernel, "O", p.element_type, p.strides_o());
 }
 
 void require_16_byte_gradients(const std::string& kernel, const attention::Problem& p) {
   require_16_byte_rows(kernel, p);
-  require_16_byte_strides(kernel, "dO", p.strides_dout());
-  require_16_byte_strides(kernel, "dQ", p.strides_dq());
-  require_16_byte_strides(kernel, "dK", p.strides_dk());
-  require_16_byte_strides(kernel, "dV", p.strides_dv());
+  require_16_byte_strides(kernel, "dO", p.element_type, p.strides_dout());
+  require_16_byte_strides(kernel, "dQ", p.element_type, p.strides_dq());
+  require_16_byte_strides(kernel, "dK", p.element_type, p.strides_dk());
+  require_16_byte_strides(kernel, "dV", p.element_type, p.strides_dv());
 }
 
 namespace {
 
-/// What both passes share.
 template <class Kernel>
 Kernel with_choice(const std::map<int, Kernel>& kernels) {
   Kernel kernel = kernels.begin()->second;
@@ -73,7 +95,8 @@ Kernel with_choice(const std::map<int, Kernel>& kernels) {
   if (kernel.traffic) {
     kernel.traffic = [kernels](const attention::Problem& p) { return kernels.at(p.head_dim).traffic(p); };
   }
-  kernel.run = [kernels](const auto& args, void* workspace) { kernels.at(args.head_dim).run(args, workspace); };
+  const auto run = [kernels](const auto& args, void* workspace) { kernels.at(args.head_dim).run(args, workspace); };
+  kernel.run = decltype(kernel.run)(run).limited_to(kernel.run);
   return kernel;
 }
 
@@ -84,9 +107,10 @@ ForwardKernel by_head_dim(const std::map<int, ForwardKernel>& kernels) { return 
 BackwardKernel by_head_dim(const std::map<int, BackwardKernel>& kernels) {
   BackwardKernel kernel = with_choice(kernels);
   if (kernel.prepare) {
-    kernel.prepare = [kernels](const attention::BackwardArgs<float>& args, void* workspace) {
+    const auto prepare = [kernels](const auto& args, void* workspace) {
       kernels.at(args.head_dim).prepare(args, workspace);
     };
+    kernel.prepare = decltype(kernel.prepare)(prepare).limited_to(kernel.prepare);
   }
   return kernel;
 }

@@ -11,14 +11,16 @@
 namespace stage {
 namespace {
 
+using attention::ElementType;
+using attention::ForwardArgs;
 using attention::Mask;
 using attention::Problem;
-using Args = attention::ForwardArgs<float>;
 using PeerFunction = int (*)(const BookPeerForward*, char*, std::size_t);
 
 BookPeerStrides peer_strides(const attention::Strides& strides) { return {strides.batch, strides.seq, strides.head}; }
 
-BookPeerForward peer_forward(const Args& args) {
+template <class T>
+BookPeerForward peer_forward(const ForwardArgs<T>& args) {
   return {.q = args.q_gmem,
           .k = args.k_gmem,
           .v = args.v_gmem,
@@ -39,7 +41,8 @@ BookPeerForward peer_forward(const Args& args) {
 }
 
 /// Calls one of a peer's functions. \return its complaint; empty if it had none.
-std::string complaint_of(PeerFunction function, const Args& args) {
+template <class T>
+std::string complaint_of(PeerFunction function, const ForwardArgs<T>& args) {
   const BookPeerForward forward = peer_forward(args);
   char sentence[1000] = "";
   if (function(&forward, sentence, sizeof sentence) == 0) return "";
@@ -47,21 +50,36 @@ std::string complaint_of(PeerFunction function, const Args& args) {
 }
 
 void require(const BookPeer& peer, const Problem& p) {
-  if (peer.element != BOOK_PEER_FP32) {
-    throw Refused(fmt::format("{} computes in another type than this chapter; allowed: peers in fp32", peer.name));
-  }
   if (p.mask != Mask::none() && p.mask != Mask::causal()) {
     throw Refused(fmt::format("{} does not take {}; allowed: no mask, causal", peer.name, p.mask.name()));
   }
-  const Args args = attention::make_forward_args<float>(p, nullptr, nullptr, nullptr, nullptr, nullptr);
+  // It looks at sizes and mask only, so that any type will do.
+  const auto args = attention::make_forward_args<float>(p, nullptr, nullptr, nullptr, nullptr, nullptr);
   if (const std::string sentence = complaint_of(peer.require, args); !sentence.empty()) {
     throw Refused(fmt::format("{} {}", peer.name, sentence));
   }
 }
 
-void call(const BookPeer& peer, PeerFunction function, const Args& args) {
+template <class T>
+void call(const BookPeer& peer, PeerFunction function, const ForwardArgs<T>& args) {
   if (const std::string sentence = complaint_of(function, args); !sentence.empty()) {
     throw gpu::Error(fmt::format("{}: {}", peer.name, sentence));
+  }
+}
+
+using Launch = LaunchByType<ForwardArgs>;
+
+/// Takes the element type of a peer, and no other.
+Launch only(int peer_element) {
+  switch (peer_element) {
+    case BOOK_PEER_FP32:
+      return [](const ForwardArgs<float>&, void*) {};
+    case BOOK_PEER_FP16:
+      return [](const ForwardArgs<gpu::fp16>&, void*) {};
+    case BOOK_PEER_BF16:
+      return [](const ForwardArgs<gpu::bf16>&, void*) {};
+    default:
+      return {};
   }
 }
 
@@ -110,8 +128,11 @@ ForwardKernel PeerLibrary::kernel(const std::string& name) const {
   kernel.is_peer = true;
   kernel.gives_lse = peer.gives_lse != 0;
   kernel.require = [&peer](const Problem& p) { require(peer, p); };
-  kernel.run = [&peer](const Args& args, void*) { call(peer, peer.run, args); };
-  kernel.fetch = [&peer](const Args& args) { call(peer, peer.fetch, args); };
+  const auto run = [&peer](const auto& args, void*) { call(peer, peer.run, args); };
+  const auto fetch = [&peer](const auto& args, void*) { call(peer, peer.fetch, args); };
+  const Launch own_type = only(peer.element);
+  kernel.run = Launch(run).limited_to(own_type);
+  kernel.fetch = Launch(fetch).limited_to(own_type);
   return kernel;
 }
 

@@ -34,7 +34,8 @@ class PeerLibrary {
   std::vector<std::string> names() const;
   /// The peer as C sees it. \throws NoPeers if it has none of this name.
   const BookPeer& peer(const std::string& name) const;
-  /// The peer as a kernel: it refuses windows, elements other than fp32, and what the library does not take.
+  /// The peer as a kernel: it refuses windows, elements of another type than its own, and what the library does not
+  /// take.
   /// \throws NoPeers if it has none of this name.
   ForwardKernel kernel(const std::string& name) const;
   /// Gives back the device memory that the library keeps for its next run.

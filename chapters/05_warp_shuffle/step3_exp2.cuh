@@ -8,12 +8,11 @@
 ///   - Tiles of which the mask shows nothing are skipped, and the mask is applied only in tiles that it cuts. The
 ///     rows of a causal problem that see the most keys start first.
 ///
-/// Grid, registers and shared memory as in step 2. Bytes: visited_traffic(). FLOPs: 4 · Br · Bc · head_dim a tile that
-/// is visited.
+/// Grid, registers and shared memory as in step 2. Bytes: attention::tiled_forward_traffic(). FLOPs: 4 · Br · Bc ·
+/// head_dim a tile that is visited.
 ///
 /// Source: Dao, "FlashAttention-2" (2023), sections 3.1 and 3.3; PTX ISA, "ex2".
 
-#include <algorithm>
 #include <cmath>
 
 #include "chapters/05_warp_shuffle/row_of_lanes.cuh"
@@ -22,6 +21,7 @@
 #include "common/gpu/barrier.cuh"
 #include "common/gpu/numeric.cuh"
 #include "common/gpu/vector.cuh"
+#include "common/kernel/folded_scale.cuh"
 #include "common/kernel/load_tile.cuh"
 #include "common/kernel/softmax_state.cuh"
 #include "common/kernel/tiles.hpp"
@@ -29,28 +29,11 @@
 
 namespace warp_shuffle {
 
-/// log₂ e: exp(x) = 2^(x · kLog2E).
-inline constexpr float kLog2E = 1.4426950408889634f;
-
-/// The softmax scale as a sign, which goes into Q, and a positive factor, which goes into the exponent: the largest of
-/// the unscaled scores is the largest of the scaled ones only if what follows is positive. A scale of 0 makes Q zero,
-/// since a factor of 0 would turn the −∞ of a hidden key into NaN.
-struct FoldedScale {
-  float sign, factor_log2;
-  __device__ explicit FoldedScale(float softmax_scale)
-      : sign(softmax_scale > 0   ? 1.0f
-             : softmax_scale < 0 ? -1.0f
-                                 : 0.0f),
-        factor_log2(softmax_scale == 0 ? 1.0f : fabsf(softmax_scale) * kLog2E) {}
-};
-
 /// The tiles of K that a tile of Q visits: keys first, first + Bc, … below end. `end` is not past the last key.
 template <class Tile>
 __host__ __device__ constexpr KeyRange visited_keys(attention::Mask mask, int first_query, int rows, int seqlen_q,
                                                     int seqlen_kv) {
-  const KeyRange keys = attention::keys_of_any(mask, first_query, first_query + rows - 1, seqlen_q, seqlen_kv);
-  const int end = tiles_of(keys.end, Tile::kBc) * Tile::kBc;
-  return {keys.begin / Tile::kBc * Tile::kBc, end < seqlen_kv ? end : seqlen_kv};
+  return kernel::visited_keys(mask, first_query, rows, seqlen_q, seqlen_kv, Tile::kBc);
 }
 
 /// Whether the mask, or the end of K, cuts the tile: whether some row does not see all of its keys.
@@ -82,7 +65,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) exp2_kernel(ForwardArgs<flo
       attention::keys_of_all(args.mask, first_query, first_query + rows - 1, args.seqlen_q, args.seqlen_kv);
   const auto row = [group](int r) { return group + r * Tile::kGroups; };
 
-  const FoldedScale scale(args.softmax_scale);
+  const kernel::FoldedScale scale(args.softmax_scale);
   kernel::load_tile4<Tile::kThreads, Tile::kHeadDim>(shared.q, args.q_row(batch, first_query, head), args.q_strides.seq,
                                                      rows, scale.sign);
   float m[kRows];       // the same in all lanes of the row
@@ -186,20 +169,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) exp2_kernel(ForwardArgs<flo
   }
 }
 
-/// Element accesses of step 3, exactly: as before, but of K and V only the tiles that are visited.
-template <class Tile>
-attention::Traffic visited_traffic(const Problem& p) {
-  const double heads = double(p.batch) * p.heads_q;
-  const double rows = heads * p.seqlen_q;
-  double keys = 0;
-  for (int first_query = 0; first_query < p.seqlen_q; first_query += Tile::kBr) {
-    const int tile_rows = std::min(Tile::kBr, p.seqlen_q - first_query);
-    keys += visited_keys<Tile>(p.mask, first_query, tile_rows, p.seqlen_q, p.seqlen_kv).size();
-  }
-  return {.loaded = sizeof(float) * p.head_dim * (rows + heads * 2 * keys),
-          .stored = sizeof(float) * rows * (p.head_dim + 1)};
-}
-
 /// Step 3 for one head_dim.
 template <int kHeadDim>
 stage::ForwardKernel exp2_tiles() {
@@ -212,7 +181,7 @@ stage::ForwardKernel exp2_tiles() {
                 stage::require_16_byte_rows(name, p);
                 stage::require_shared_memory(name, sizeof(RegisterShared<Tile>));
               },
-          .traffic = visited_traffic<Tile>,
+          .traffic = [](const Problem& p) { return attention::tiled_forward_traffic(p, Tile::kBr, Tile::kBc); },
           .run =
               [](const ForwardArgs<float>& args, void*) {
                 const int query_tiles = tiles_of(args.seqlen_q, Tile::kBr);

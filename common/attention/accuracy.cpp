@@ -14,8 +14,14 @@
 namespace attention {
 namespace {
 
-/// 2 ulps of fp32 at 1, the "plus" of the rule.
-constexpr double kTwoUlps = 2 * 0x1p-23;
+/// 2 ulps at 1, the "plus" of the rule.
+constexpr double two_ulps(ElementType type) { return 2 * unit_in_last_place(type); }
+
+/// Those of LSE, and of all that is computed on the way.
+constexpr double kTwoUlps = two_ulps(ElementType::fp32);
+
+/// The size below which 16 bits do not become finer. In fp32 a row is measured against itself however small it is.
+double least_size(const Problem& p) { return p.element_type == ElementType::fp32 ? 0 : least_normal(p.element_type); }
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -73,6 +79,11 @@ double ratio(double difference, double size) {
   return difference == 0 ? 0.0 : size > 0 ? difference / size : kInfinity;
 }
 
+/// The same, with a size above 0 counted as `least` at least.
+double ratio(double difference, double size, double least) {
+  return ratio(difference, size > 0 ? std::max(size, least) : size);
+}
+
 /// The largest value(key) ≥ 0 of the keys that each query of a head sees, 0 where it sees none. Both ends of the
 /// visible run only move to the right as the query grows, so a queue of candidates in falling order serves all queries
 /// in one pass.
@@ -105,7 +116,8 @@ double largest_entry(const float* row, int head_dim) {
   return value;
 }
 
-double norm(const float* row, int head_dim) {
+template <class T>
+double norm(const T* row, int head_dim) {
   double squared = 0;
   for (int c = 0; c < head_dim; ++c) squared += double(row[c]) * row[c];
   return std::sqrt(squared);
@@ -147,6 +159,7 @@ Measurement measure(const Problem& p, std::span<const float> o, std::span<const 
   const Strides dense = contiguous_strides(p.seqlen_q, p.heads_q, p.head_dim);
   const Strides strides = p.strides_o();
   const int group = p.heads_q / p.heads_kv;
+  const double least = least_size(p), least_norm = least * std::sqrt(double(p.head_dim));
 
   Measurement worst;
   std::vector<double> largest;
@@ -162,8 +175,8 @@ Measurement measure(const Problem& p, std::span<const float> o, std::span<const 
         const RowDifference difference = row_difference(row, expected, p.head_dim);
         const int c = difference.column;
         const Place place{b, head, i, c, row[c], expected[c]};
-        const double relative = ratio(difference.norm, difference.expected_norm);
-        const double absolute = ratio(difference.largest, largest[static_cast<std::size_t>(i)]);
+        const double relative = ratio(difference.norm, difference.expected_norm, least_norm);
+        const double absolute = ratio(difference.largest, largest[static_cast<std::size_t>(i)], least);
         worsen(worst.error.relative, worst.relative, relative, place);
         worsen(worst.error.absolute, worst.absolute, absolute, place);
 
@@ -180,8 +193,8 @@ Measurement measure(const Problem& p, std::span<const float> o, std::span<const 
   return worst;
 }
 
-ForwardError allow(const ForwardError& plain) {
-  return {2 * plain.relative + kTwoUlps, 2 * plain.absolute + kTwoUlps, 2 * plain.lse + kTwoUlps};
+ForwardError allow(const ForwardError& plain, ElementType type) {
+  return {2 * plain.relative + two_ulps(type), 2 * plain.absolute + two_ulps(type), 2 * plain.lse + kTwoUlps};
 }
 
 /// The value as a person reads it: "nan" without a sign, whatever its bits.
@@ -269,12 +282,12 @@ ForwardYardstick make_forward_yardstick(const Problem& p, std::span<const float>
   dense.o_strides.reset();
   // With few rows one form may be right by luck, which no kernel could repeat; the worse of two is a fair measure.
   for (const PlainForm form : {PlainForm::textbook, PlainForm::folded_scale}) {
-    const PlainForward plain = plain_forward_f32(p, q, k, v, form);
+    const PlainForward plain = plain_forward(p, q, k, v, form);
     const ForwardError error = forward_error(dense, plain.o, plain.lse, v, yardstick.reference);
     yardstick.plain = {std::max(yardstick.plain.relative, error.relative),
                        std::max(yardstick.plain.absolute, error.absolute), std::max(yardstick.plain.lse, error.lse)};
   }
-  yardstick.allowed = allow(yardstick.plain);
+  yardstick.allowed = allow(yardstick.plain, p.element_type);
   return yardstick;
 }
 
@@ -284,7 +297,11 @@ Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<cons
   const ForwardError& error = found.error;
   const ForwardError& allowed = yardstick.allowed;
   Verdict verdict{false, error, allowed, ""};
-  if (!within(error.relative, allowed.relative))
+  if (p.element_type != ElementType::fp32 && !(allowed.absolute <= kLargestAllowedError))
+    verdict.sentence = "not judged: with these inputs " + name(p.element_type) +
+                       " leaves plain attention no digits of O," + " and an error of " + show(allowed.absolute, 2) +
+                       " max |V| would have to be allowed";
+  else if (!within(error.relative, allowed.relative))
     verdict.sentence = complaint("wrong: relative error of a row of O is", error.relative, allowed.relative,
                                  found.relative, "query", element("O", found.relative));
   else if (!within(error.absolute, allowed.absolute))
@@ -306,6 +323,16 @@ Verdict judge_forward(const Problem& p, std::span<const float> q, std::span<cons
 
 double BackwardError::largest() const { return std::max({dq, dk, dv}); }
 
+double backward_magnitude(const Problem& p, double terms, double rounded_terms, double norm, double exponent) {
+  if (p.element_type == ElementType::fp32 || terms == 0) return terms;
+  const double of_fp32 = unit_in_last_place(ElementType::fp32) / unit_in_last_place(p.element_type);
+  return std::max({norm, rounded_terms, least_size(p) * std::sqrt(double(p.head_dim))}) + exponent * of_fp32 * terms;
+}
+
+double allowed_backward_error(const Problem& p, double plain, double exponent) {
+  return 2 * plain + (p.element_type == ElementType::fp32 ? kTwoUlps * exponent : two_ulps(p.element_type));
+}
+
 BackwardYardstick make_backward_yardstick(const Problem& p, std::span<const float> q, std::span<const float> k,
                                           std::span<const float> v, std::span<const float> dout,
                                           std::span<const float> dlse) {
@@ -317,26 +344,38 @@ BackwardYardstick make_backward_yardstick(const Problem& p, std::span<const floa
     for (int i = 0; i < p.seqlen_q; ++i)
       for (int head = 0; head < p.heads_q; ++head) {
         const double* row = pass.forward.o.data() + dense.offset(b, i, head);
-        std::copy_n(row, p.head_dim, yardstick.o.data() + p.strides_o().offset(b, i, head));
+        std::transform(row, row + p.head_dim, yardstick.o.data() + p.strides_o().offset(b, i, head),
+                       [&p](double x) { return rounded(static_cast<float>(x), p.element_type); });
       }
   yardstick.lse.assign(pass.forward.lse.begin(), pass.forward.lse.end());
   yardstick.reference = std::move(pass.gradients);
-  yardstick.magnitudes = std::move(pass.magnitudes);
+  yardstick.exponent = std::max(1.0, largest_possible_score(p, q, k));
+  for (const float lse : yardstick.lse)
+    if (std::isfinite(lse)) yardstick.exponent = std::max(yardstick.exponent, std::abs(double(lse)));
+  const auto magnitudes = [&](const std::vector<double>& terms, const std::vector<double>& rounded_terms,
+                              const std::vector<double>& reference) {
+    std::vector<double> result(terms.size());
+    for (std::size_t row = 0; row < terms.size(); ++row)
+      result[row] = backward_magnitude(p, terms[row], rounded_terms.empty() ? 0 : rounded_terms[row],
+                                       norm(reference.data() + row * p.head_dim, p.head_dim), yardstick.exponent);
+    return result;
+  };
+  yardstick.magnitudes = {magnitudes(pass.magnitudes.dq, pass.rounded_terms.dq, yardstick.reference.dq),
+                          magnitudes(pass.magnitudes.dk, pass.rounded_terms.dk, yardstick.reference.dk),
+                          magnitudes(pass.magnitudes.dv, pass.rounded_terms.dv, yardstick.reference.dv)};
 
   Problem dense_gradients = p;
   dense_gradients.dq_strides = dense_gradients.dk_strides = dense_gradients.dv_strides = std::nullopt;
   for (const PlainForm form : {PlainForm::textbook, PlainForm::folded_scale}) {
-    const PlainBackward plain = plain_backward_f32(p, q, k, v, yardstick.o, yardstick.lse, dout, dlse, form);
+    const PlainBackward plain = plain_backward(p, q, k, v, yardstick.o, yardstick.lse, dout, dlse, form);
     const BackwardError error =
         measure(dense_gradients, plain.dq, plain.dk, plain.dv, yardstick.reference, yardstick.magnitudes).error();
     yardstick.plain = {std::max(yardstick.plain.dq, error.dq), std::max(yardstick.plain.dk, error.dk),
                        std::max(yardstick.plain.dv, error.dv)};
   }
-  double exponent = std::max(1.0, largest_possible_score(p, q, k));
-  for (const float lse : yardstick.lse)
-    if (std::isfinite(lse)) exponent = std::max(exponent, std::abs(double(lse)));
-  const auto allow = [exponent](double plain) { return 2 * plain + kTwoUlps * exponent; };
-  yardstick.allowed = {allow(yardstick.plain.dq), allow(yardstick.plain.dk), allow(yardstick.plain.dv)};
+  yardstick.allowed = {allowed_backward_error(p, yardstick.plain.dq, yardstick.exponent),
+                       allowed_backward_error(p, yardstick.plain.dk, yardstick.exponent),
+                       allowed_backward_error(p, yardstick.plain.dv, yardstick.exponent)};
   return yardstick;
 }
 
@@ -360,10 +399,15 @@ BackwardVerdict judge_backward(const Problem& p, std::span<const float> dq, std:
   const bool dk_wrong = !within(found.dk.error, allowed.dk);
   const bool dv_wrong = !within(found.dv.error, allowed.dv);
   verdict.right = !dq_wrong && !dk_wrong && !dv_wrong;
-  if (allowed.largest() > kLargestAllowedError) {
+  const double of_exponent = kTwoUlps * yardstick.exponent;
+  if (!(std::max(allowed.largest(), of_exponent) <= kLargestAllowedError)) {
     verdict.right = false;
-    verdict.sentence = "not judged: with scores this large fp32 leaves exp(S - LSE) no digits, and an error of " +
-                       show(allowed.largest(), 2) + " would have to be allowed";
+    const bool exponent_is_why = p.element_type == ElementType::fp32 || of_exponent > kLargestAllowedError;
+    verdict.sentence = (exponent_is_why ? "not judged: with scores this large fp32 leaves exp(S - LSE) no digits"
+                                        : "not judged: with these inputs " + name(p.element_type) +
+                                              " leaves plain attention no digits of the gradients") +
+                       ", and an error of " + show(std::max(allowed.largest(), of_exponent), 2) +
+                       " would have to be allowed";
     return verdict;
   }
   if (verdict.right) {

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <stdexcept>
+#include <string>
 
 namespace attention {
 
@@ -18,6 +21,25 @@ Traffic compulsory_traffic(const Problem& p, int element_bytes) {
   const double kv_elements = double(p.batch) * p.seqlen_kv * p.heads_kv * p.head_dim;
   const double lse_bytes = double(p.batch) * p.seqlen_q * p.heads_q * sizeof(float);
   return {(q_elements + 2 * kv_elements) * element_bytes, q_elements * element_bytes + lse_bytes};
+}
+
+Traffic tiled_forward_traffic(const Problem& p, int query_tile, int key_tile) {
+  if (query_tile < 1 || key_tile < 1)
+    throw std::invalid_argument("tiles must have at least 1 query and 1 key: they have " + std::to_string(query_tile) +
+                                " and " + std::to_string(key_tile));
+  double keys = 0;  // loaded by one head
+  for (std::int64_t first = 0; first < p.seqlen_q; first += query_tile) {
+    const std::int64_t last = std::min<std::int64_t>(first + query_tile, p.seqlen_q) - 1;
+    const KeyRange seen = keys_of_any(p.mask, int(first), int(last), p.seqlen_q, p.seqlen_kv);
+    if (seen.empty()) continue;
+    const std::int64_t begin = seen.begin / key_tile * key_tile;
+    const std::int64_t end = (std::int64_t{seen.end} + key_tile - 1) / key_tile * key_tile;
+    keys += double(std::min<std::int64_t>(end, p.seqlen_kv) - begin);
+  }
+  const double heads = double(p.batch) * p.heads_q;
+  const double rows = heads * p.seqlen_q;
+  const double row_bytes = double(p.head_dim) * element_bytes(p.element_type);
+  return {row_bytes * (rows + heads * 2 * keys), rows * (row_bytes + sizeof(float))};
 }
 
 std::span<const Machine> known_machines() {

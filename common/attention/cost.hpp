@@ -26,6 +26,16 @@ double backward_flops(const Problem& p);
 /// The least that any forward must move: Q, K, V read once, O and LSE written once.
 Traffic compulsory_traffic(const Problem& p, int element_bytes);
 
+/// What a tiled forward with Q outer moves, exactly, as threads access elements: a tile of `query_tile` queries of one
+/// head of one batch loads Q once, and K and V of every key tile that it visits; it stores O and, 4 bytes a row, LSE.
+/// Elements are of the problem's type.
+///
+/// Visited are the tiles of `key_tile` keys, which begin at its multiples and are cut at seqlen_kv, from the first to
+/// the last of which any of the queries sees a key (keys_of_any); none, if no query sees one. Without a mask that is
+/// Nq·d + 2·Nk·d·⌈Nq/query_tile⌉ element reads a head.
+/// \throws std::invalid_argument if a tile is not positive.
+Traffic tiled_forward_traffic(const Problem& p, int query_tile, int key_tile);
+
 /// A machine as the roofline sees it. Figures from the vendor's datasheets (dense).
 struct Machine {
   const char* name;

@@ -25,6 +25,10 @@ constexpr double unit_in_last_place(ElementType type) {
   return type == ElementType::fp32 ? 0x1p-23 : type == ElementType::fp16 ? 0x1p-10 : 0x1p-7;
 }
 
+/// The least normal number: 2⁻¹²⁶, 2⁻¹⁴, 2⁻¹²⁶. Below it digits are lost: neighbours stay unit_in_last_place() times it
+/// apart.
+constexpr double least_normal(ElementType type) { return type == ElementType::fp16 ? 0x1p-14 : 0x1p-126; }
+
 /// The nearest number of the type, of two the even one; what is too large becomes an infinity.
 float rounded(float x, ElementType type);
 

@@ -50,6 +50,17 @@ class Generator {
   bool has_spare_ = false;
 };
 
+/// The power of two that goes from K, whose largest element it is, to Q, so that K stays within half of fp16's range; 1
+/// for the other types. Q, at most 1.5 without it, must do so too.
+double moved_to_q(const Problem& p, double largest_k) {
+  constexpr double kHalfRange = 0x1p15;
+  if (p.element_type != ElementType::fp16 || largest_k <= kHalfRange) return 1;
+  const double factor = std::exp2(std::ceil(std::log2(largest_k / kHalfRange)));
+  if (factor <= kHalfRange / 1.5) return factor;
+  throw std::invalid_argument("softmax_scale " + std::to_string(p.scale()) +
+                              " is too small for scores this large in fp16");
+}
+
 /// Fills [batch, seqlen, heads, head_dim] in that order, whatever the strides, so that all layouts hold equal values.
 /// `row(position)` is called once a row and returns the function that makes its elements from the column.
 template <class Row>
@@ -61,7 +72,7 @@ std::vector<float> fill(std::int64_t elements, const Strides& strides, const Pro
       for (int head = 0; head < heads; ++head) {
         float* to = array.data() + strides.offset(b, position, head);
         auto element = row(position);
-        for (int c = 0; c < p.head_dim; ++c) to[c] = static_cast<float>(element(c));
+        for (int c = 0; c < p.head_dim; ++c) to[c] = rounded(static_cast<float>(element(c)), p.element_type);
       }
   return array;
 }
@@ -100,7 +111,9 @@ Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
   // of a key adds about x to its scaled scores. With a scale of 0 all scores are 0, and 1 stands in for it.
   const double scale = p.scale() != 0 ? static_cast<double>(p.scale()) : 1.0;
   const double unit = 1 / (scale * p.head_dim);
-  const auto positive_row = [&](int) { return [&](int) { return random_q.uniform(0.5, 1.5); }; };
+  const auto positive_row = [&](double factor) {
+    return [&random_q, factor](int) { return [&, factor](int) { return factor * random_q.uniform(0.5, 1.5); }; };
+  };
 
   Inputs inputs;
   switch (kind) {
@@ -114,10 +127,11 @@ Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
       // The random part spans half a step: since Q > 0, no draw of it turns the order of two keys round.
       const double middle = 0.5 * (p.seqlen_kv - 1);
       const double direction = kind == InputKind::rising_scores ? 1 : -1;
-      inputs.q = make_q(positive_row);
+      const double factor = moved_to_q(p, std::abs(unit) * kScoreStep * (middle + 0.25));
+      inputs.q = make_q(positive_row(factor));
       inputs.k = make_k([&](int key) {
         const double level = direction * (key - middle);
-        return [&, level](int) { return unit * kScoreStep * (level + random_k.uniform(-0.25, 0.25)); };
+        return [&, level](int) { return unit * kScoreStep * (level + random_k.uniform(-0.25, 0.25)) / factor; };
       });
       break;
     }
@@ -125,10 +139,18 @@ Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
       // Keys of the same sign differ by a few units of score, so several share the weight. Key 0 is negative: under a
       // causal mask the first row sees nothing but −1e4.
       const double spread = 1 / (std::abs(scale) * std::sqrt(static_cast<double>(p.head_dim)));
-      inputs.q = make_q(positive_row);
+      // In 16 bits an element that holds both has a last place of up to 8 units of score.
+      const bool apart = p.element_type != ElementType::fp32 && p.head_dim > 1;
+      const int columns_of_size = apart ? (p.head_dim + 1) / 2 : p.head_dim;
+      const double size = kHugeScore * unit * (double(p.head_dim) / columns_of_size);
+      const double factor = moved_to_q(p, std::abs(size) + 8 * spread);
+      inputs.q = make_q(positive_row(factor));
       inputs.k = make_k([&](int key) {
         const double sign = random_k.uniform() < 0.5 || key == 0 ? -1 : 1;
-        return [&, sign](int) { return sign * kHugeScore * unit + spread * random_k.normal(); };
+        return [&, sign](int c) {
+          const double difference = spread * random_k.normal();
+          return (!apart ? sign * size + difference : c % 2 == 0 ? sign * size : difference) / factor;
+        };
       });
       break;
     }

@@ -50,6 +50,13 @@ Matrix gather(std::span<const float> array, const Strides& strides, int b, int h
   return m;
 }
 
+/// O as a kernel of the backward is given it. (To fp32 it is not rounded: there the difference is as small as any
+/// other.)
+Matrix as_stored(const Matrix& out, ElementType type) {
+  if (type == ElementType::fp32) return out;
+  return out.unaryExpr([type](double x) { return double(rounded(static_cast<float>(x), type)); });
+}
+
 /// Offset of row (b, position, head) in a dense [batch, seqlen, heads, head_dim] array.
 std::int64_t dense_row(int b, int position, int head, int seqlen, int heads, int head_dim) {
   return contiguous_strides(seqlen, heads, head_dim).offset(b, position, head);
@@ -113,6 +120,28 @@ void raise_seen(const Problem& p, const QueryBlock& block, Matrix& probabilities
   }
 }
 
+/// What the least normal number of the element type makes of a factor that is rounded to it.
+double rounded_size(double factor, ElementType type) { return std::max(std::abs(factor), least_normal(type)); }
+
+/// Adds to the squares of ReferencePass::rounded_terms what the pairs of a block contribute to dQ, which belongs to its
+/// queries alone (and is returned), and to dK and dV, which all queries of the group share.
+Vector add_rounded_terms(const Problem& p, const QueryBlock& block, const Matrix& probabilities, const Matrix& ds,
+                         const Vector& query_squares, const Vector& key_squares, const Vector& d_out_squares,
+                         Vector& dk_squares, Vector& dv_squares) {
+  Vector dq_squares = Vector::Zero(block.size);
+  for (int i = 0; i < block.size; ++i) {
+    const KeyRange keys = visible_keys(p.mask, block.first + i, p.seqlen_q, p.seqlen_kv);
+    for (int j = keys.begin; j < keys.end; ++j) {
+      const double ds_size = rounded_size(ds(i, j - block.keys.begin), p.element_type);
+      const double p_size = rounded_size(probabilities(i, j - block.keys.begin), p.element_type);
+      dq_squares[i] += ds_size * ds_size * key_squares[j];
+      dk_squares[j] += ds_size * ds_size * query_squares[i];
+      dv_squares[j] += p_size * p_size * d_out_squares[i];
+    }
+  }
+  return dq_squares;
+}
+
 /// O and LSE with nothing seen yet.
 ReferenceForward empty_forward(const Problem& p) {
   return {std::vector<double>(std::size_t(p.elements_lse()) * p.head_dim, 0.0),
@@ -129,6 +158,7 @@ ReferencePass backward_pass(const Problem& p, std::span<const float> q, std::spa
   const double scale = p.scale();
   const std::size_t rows_q = std::size_t(p.elements_lse());
   const std::size_t rows_kv = std::size_t(p.batch) * p.seqlen_kv * p.heads_kv;
+  const bool with_rounded_terms = with_magnitudes && p.element_type != ElementType::fp32;
   ReferencePass result;
   result.forward = empty_forward(p);
   result.gradients.dq.assign(rows_q * p.head_dim, 0.0);
@@ -139,6 +169,7 @@ ReferencePass backward_pass(const Problem& p, std::span<const float> q, std::spa
     result.magnitudes.dk.assign(rows_kv, 0.0);
     result.magnitudes.dv.assign(rows_kv, 0.0);
   }
+  if (with_rounded_terms) result.rounded_terms = result.magnitudes;
 
   for (int b = 0; b < p.batch; ++b) {
     for (int head_kv = 0; head_kv < p.heads_kv; ++head_kv) {
@@ -152,6 +183,8 @@ ReferencePass backward_pass(const Problem& p, std::span<const float> q, std::spa
         values_size = values.cwiseAbs();
         dk_size = dv_size = Matrix::Zero(p.seqlen_kv, p.head_dim);
       }
+      const Vector key_squares = keys.rowwise().squaredNorm();
+      Vector dk_squares = Vector::Zero(p.seqlen_kv), dv_squares = Vector::Zero(p.seqlen_kv);
       for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
         for (int first = 0; first < p.seqlen_q; first += kQueriesPerBlock) {
           const QueryBlock block = query_block(p, first);
@@ -166,7 +199,7 @@ ReferencePass backward_pass(const Problem& p, std::span<const float> q, std::spa
           Matrix probabilities = queries * keys.middleRows(begin, size).transpose();
           const Vector lse = softmax_rows(p, block, probabilities);
           const Matrix out = probabilities * values.middleRows(begin, size);
-          const Vector d = d_out.cwiseProduct(out).rowwise().sum() - d_lse;
+          const Vector d = d_out.cwiseProduct(as_stored(out, p.element_type)).rowwise().sum() - d_lse;
           Matrix ds = d_out * values.middleRows(begin, size).transpose();
           // dP − D may be anything where P is 0; the product with P makes hidden entries exactly 0.
           ds = probabilities.cwiseProduct(ds.colwise() - d);
@@ -182,6 +215,14 @@ ReferencePass backward_pass(const Problem& p, std::span<const float> q, std::spa
           }
           if (!with_magnitudes) continue;
 
+          if (with_rounded_terms) {
+            const Vector dq_squares =
+                add_rounded_terms(p, block, probabilities, ds, queries.rowwise().squaredNorm(), key_squares,
+                                  d_out.rowwise().squaredNorm(), dk_squares, dv_squares);
+            for (int i = 0; i < block.size; ++i)
+              result.rounded_terms.dq[std::size_t(dense_row(b, first + i, head, p.seqlen_q, p.heads_q, 1))] =
+                  std::abs(scale) * std::sqrt(dq_squares[i]);
+          }
           raise_seen(p, block, probabilities);
           const Matrix d_out_size = d_out.cwiseAbs();
           const Vector d_size = d_out_size.cwiseProduct(out.cwiseAbs()).rowwise().sum() + d_lse.cwiseAbs();
@@ -204,6 +245,9 @@ ReferencePass backward_pass(const Problem& p, std::span<const float> q, std::spa
         if (!with_magnitudes) continue;
         result.magnitudes.dk[std::size_t(row)] = std::abs(scale) * dk_size.row(j).norm();
         result.magnitudes.dv[std::size_t(row)] = dv_size.row(j).norm();
+        if (!with_rounded_terms) continue;
+        result.rounded_terms.dk[std::size_t(row)] = std::abs(scale) * std::sqrt(dk_squares[j]);
+        result.rounded_terms.dv[std::size_t(row)] = std::sqrt(dv_squares[j]);
       }
     }
   }
@@ -229,6 +273,12 @@ struct PlainOrder {
 using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using RowF = Eigen::Map<Eigen::ArrayXf>;
 using ConstRowF = Eigen::Map<const Eigen::ArrayXf>;
+
+/// Numbers as the element type holds them; fp32 holds them as they are.
+void round_to(ElementType type, Eigen::Ref<Eigen::ArrayXf> numbers) {
+  if (type == ElementType::fp32) return;
+  for (float& x : numbers) x = rounded(x, type);
+}
 
 /// All rows of a head, transposed to [head_dim, seqlen].
 MatrixF gather_transposed(std::span<const float> array, const Strides& strides, int b, int head, int seqlen,
@@ -303,8 +353,8 @@ ReferencePass reference_pass(const Problem& p, std::span<const float> q, std::sp
   return backward_pass(p, q, k, v, dout, dlse, true);
 }
 
-PlainForward plain_forward_f32(const Problem& p, std::span<const float> q, std::span<const float> k,
-                               std::span<const float> v, PlainForm form) {
+PlainForward plain_forward(const Problem& p, std::span<const float> q, std::span<const float> k,
+                           std::span<const float> v, PlainForm form) {
   require_inputs(p, q, k, v);
   const PlainOrder order(p, form);
   const int group = p.heads_q / p.heads_kv;
@@ -331,12 +381,18 @@ PlainForward plain_forward_f32(const Problem& p, std::span<const float> q, std::
             sum += score;
           }
 
+          const bool normalised = p.element_type != ElementType::fp32 && !order.folded;
+          auto probabilities = scores.segment(keys.begin, keys.size());
+          if (normalised) probabilities /= sum;
+          round_to(p.element_type, probabilities);
+
           RowF out(result.o.data() + dense_row(b, i, head, p.seqlen_q, p.heads_q, p.head_dim), p.head_dim);
           for (int step = 0; step < keys.size(); ++step) {
             const int j = order.entry(step, keys.begin, keys.end);
             out += scores[j] * ConstRowF(v.data() + p.strides_v().offset(b, j, head_kv), p.head_dim);
           }
-          out /= sum;
+          if (!normalised) out /= sum;
+          round_to(p.element_type, out);
           result.lse[lse_entry(p, b, i, head)] =
               (order.folded ? maximum * std::numbers::ln2_v<float> : maximum) + std::log(sum);
         }
@@ -346,9 +402,9 @@ PlainForward plain_forward_f32(const Problem& p, std::span<const float> q, std::
   return result;
 }
 
-PlainBackward plain_backward_f32(const Problem& p, std::span<const float> q, std::span<const float> k,
-                                 std::span<const float> v, std::span<const float> o, std::span<const float> lse,
-                                 std::span<const float> dout, std::span<const float> dlse, PlainForm form) {
+PlainBackward plain_backward(const Problem& p, std::span<const float> q, std::span<const float> k,
+                             std::span<const float> v, std::span<const float> o, std::span<const float> lse,
+                             std::span<const float> dout, std::span<const float> dlse, PlainForm form) {
   require_inputs(p, q, k, v);
   require_gradients(p, dout, dlse);
   require_size("o", o.size(), p.elements_o());
@@ -391,6 +447,8 @@ PlainBackward plain_backward_f32(const Problem& p, std::span<const float> q, std
           running_products(order, d_out.data(), 1.0f, values_transposed, keys, ds);
           ds.segment(keys.begin, keys.size()) =
               probabilities.segment(keys.begin, keys.size()) * (ds.segment(keys.begin, keys.size()) - d);
+          round_to(p.element_type, probabilities.segment(keys.begin, keys.size()));
+          round_to(p.element_type, ds.segment(keys.begin, keys.size()));
 
           RowF dq(result.dq.data() + dense_row(b, i, head, p.seqlen_q, p.heads_q, head_dim), head_dim);
           for (int step = 0; step < keys.size(); ++step) {
@@ -401,11 +459,14 @@ PlainBackward plain_backward_f32(const Problem& p, std::span<const float> q, std
             RowF(result.dv.data() + key_row, head_dim) += probabilities[j] * d_out;
           }
           dq *= p.scale();
+          round_to(p.element_type, dq);
         }
       }
     }
   }
   for (float& x : result.dk) x *= p.scale();
+  round_to(p.element_type, RowF(result.dk.data(), Eigen::Index(result.dk.size())));
+  round_to(p.element_type, RowF(result.dv.data(), Eigen::Index(result.dv.size())));
   return result;
 }
 

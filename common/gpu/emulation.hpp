@@ -119,7 +119,7 @@ struct Counts {
 /// One thing that a warp did.
 struct TimelineEvent {
   enum class Kind {
-    issue,       ///< started something that runs beside it: a copy by TMA, a product by WGMMA
+    issue,       ///< started something that runs beside it: a group of copies by cp.async, TMA, a product by WGMMA
     wait_begin,  ///< came to a barrier or to a wait for such a thing
     wait_end,    ///< got past it
   };

@@ -74,12 +74,17 @@ double norm(std::span<const T> row) {
   return std::sqrt(sum);
 }
 
-/// ‖x − reference‖₂ over the magnitude; what must be 0 has an infinite error if it is not.
-double row_error(std::span<const float> x, std::span<const double> reference, double magnitude) {
+/// ‖x − reference‖₂.
+double distance(std::span<const float> x, std::span<const double> reference) {
   double sum = 0;
   for (std::size_t c = 0; c < reference.size(); ++c) sum += (x[c] - reference[c]) * (x[c] - reference[c]);
-  const double error = std::sqrt(sum) / magnitude;
-  if (sum == 0) return 0;
+  return std::sqrt(sum);
+}
+
+/// A distance over the row's magnitude; what must be 0 has an infinite error if it is not.
+double row_error(double distance, double magnitude) {
+  if (distance == 0) return 0;
+  const double error = distance / magnitude;
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
@@ -111,7 +116,8 @@ struct BackwardSample::Forward {
   std::vector<double> lse, d, d_size;
 };
 
-BackwardSample::BackwardSample(const Problem& p, const attention::Inputs& inputs, std::span<const float> dout) {
+BackwardSample::BackwardSample(const Problem& p, const attention::Inputs& inputs, std::span<const float> dout)
+    : problem_(p) {
   const Forward forward = run_forward(p, inputs, dout);
   const std::vector<std::int64_t> queries = sampled_rows(p.elements_lse());
   const std::vector<std::int64_t> keys = sampled_rows(std::int64_t{p.batch} * p.heads_kv * p.seqlen_kv);
@@ -126,7 +132,13 @@ BackwardSample::BackwardSample(const Problem& p, const attention::Inputs& inputs
       key_rows(p, inputs, dout, forward, keys[key], dk_[key], dv_[key]);
     }
   });
-  for (const Row& row : dq_) ulps_ = std::max(ulps_, row.ulps);
+  for (const Row& row : dq_) exponent_ = std::max(exponent_, row.exponent);
+  for (std::vector<Row>* rows : {&dq_, &dk_, &dv_}) {
+    for (Row& row : *rows) {
+      row.magnitude = attention::backward_magnitude(p, row.terms, row.rounded_terms,
+                                                    norm(std::span<const double>(row.reference)), exponent_);
+    }
+  }
 }
 
 BackwardSample::Forward BackwardSample::run_forward(const Problem& p, const attention::Inputs& inputs,
@@ -143,17 +155,20 @@ BackwardSample::Forward BackwardSample::run_forward(const Problem& p, const atte
         head_alone, part<float>(inputs.q, p.strides_q().offset(b, 0, head), head_alone.elements_q()),
         part<float>(inputs.k, p.strides_k().offset(b, 0, head_kv), head_alone.elements_k()),
         part<float>(inputs.v, p.strides_v().offset(b, 0, head_kv), head_alone.elements_v()));
+    const bool in_fp32 = p.element_type == attention::ElementType::fp32;
     for (int i = 0; i < p.seqlen_q; ++i) {
       const double* o = reference.o.data() + std::int64_t{i} * p.head_dim;
       const float* d_out = dout.data() + p.strides_dout().offset(b, i, head);
+      float* o_stored = o_.data() + p.strides_o().offset(b, i, head);
       const auto row = static_cast<std::size_t>(index * p.seqlen_q + i);
       for (int c = 0; c < p.head_dim; ++c) {
-        forward.d[row] += d_out[c] * o[c];
+        o_stored[c] = attention::rounded(static_cast<float>(o[c]), p.element_type);
+        // D is the sum over O as it is stored; to fp32 the reference does not round.
+        forward.d[row] += d_out[c] * (in_fp32 ? o[c] : o_stored[c]);
         forward.d_size[row] += std::abs(d_out[c] * o[c]);
       }
       forward.lse[row] = reference.lse[static_cast<std::size_t>(i)];
       lse_[row] = static_cast<float>(forward.lse[row]);
-      std::copy_n(o, p.head_dim, o_.data() + p.strides_o().offset(b, i, head));
     }
   });
   return forward;
@@ -167,17 +182,20 @@ BackwardSample::Row BackwardSample::query_row(const Problem& p, const attention:
   const int head_kv = head / (p.heads_q / p.heads_kv);
   const KeyRange keys = attention::visible_keys(p.mask, query, p.seqlen_q, p.seqlen_kv);
   const Problem alone = part_of(p, 1, 1, keys.size(), attention::Mask::none());
-  const attention::BackwardYardstick yardstick = attention::make_backward_yardstick(
-      alone, part<float>(inputs.q, p.strides_q().offset(b, query, head), alone.elements_q()),
-      part<float>(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), alone.elements_k()),
-      part<float>(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), alone.elements_v()),
-      part(dout, p.strides_dout().offset(b, query, head), alone.elements_dout()));
+  const auto q = part<float>(inputs.q, p.strides_q().offset(b, query, head), alone.elements_q());
+  const auto k = part<float>(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), alone.elements_k());
+  const auto v = part<float>(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), alone.elements_v());
+  const auto d_out = part(dout, p.strides_dout().offset(b, query, head), alone.elements_dout());
+  const attention::BackwardYardstick yardstick = attention::make_backward_yardstick(alone, q, k, v, d_out);
+  // Its magnitude is made of these and of an exponent, which is that of all rows only when all are known.
+  const attention::ReferencePass pass = attention::reference_pass(alone, q, k, v, d_out);
   return {.place = fmt::format("batch {}, head {}, query {}", b, head, query),
           .offset = p.strides_dq().offset(b, query, head),
           .reference = yardstick.reference.dq,
-          .magnitude = yardstick.magnitudes.dq.at(0),
-          .plain_error = yardstick.plain.dq,
-          .ulps = yardstick.allowed.dq - 2 * yardstick.plain.dq};
+          .terms = pass.magnitudes.dq.at(0),
+          .rounded_terms = pass.rounded_terms.dq.empty() ? 0 : pass.rounded_terms.dq.at(0),
+          .plain_distance = yardstick.plain.dq * yardstick.magnitudes.dq.at(0),
+          .exponent = yardstick.exponent};
 }
 
 void BackwardSample::key_rows(const Problem& p, const attention::Inputs& inputs, std::span<const float> dout,
@@ -193,10 +211,12 @@ void BackwardSample::key_rows(const Problem& p, const attention::Inputs& inputs,
   dk.offset = p.strides_dk().offset(b, key, head_kv);
   dv.offset = p.strides_dv().offset(b, key, head_kv);
 
-  // The sums of attention::reference_backward and attention::backward_magnitudes for one key.
+  // The sums of attention::reference_pass for one key.
+  const double least = attention::least_normal(p.element_type);
   const float* k = inputs.k.data() + p.strides_k().offset(b, key, head_kv);
   const float* v = inputs.v.data() + p.strides_v().offset(b, key, head_kv);
   std::vector<double> dk_size(head_dim), dv_size(head_dim);
+  double dk_squares = 0, dv_squares = 0;
   dk.reference.assign(head_dim, 0);
   dv.reference.assign(head_dim, 0);
   std::vector<float> lse;  // of these queries, dense
@@ -206,14 +226,18 @@ void BackwardSample::key_rows(const Problem& p, const attention::Inputs& inputs,
       const float* q = inputs.q.data() + p.strides_q().offset(b, i, head);
       const float* d_out = dout.data() + p.strides_dout().offset(b, i, head);
       lse.push_back(lse_[row]);
-      double s = 0, dp = 0, dp_size = 0;
+      double s = 0, dp = 0, dp_size = 0, q_square = 0, d_out_square = 0;
       for (std::size_t c = 0; c < head_dim; ++c) {
         s += double(q[c]) * k[c];
         dp += double(d_out[c]) * v[c];
         dp_size += std::abs(double(d_out[c]) * v[c]);
+        q_square += double(q[c]) * q[c];
+        d_out_square += double(d_out[c]) * d_out[c];
       }
       const double probability = std::exp(scale * s - forward.lse[row]);
       const double ds = probability * (dp - forward.d[row]);
+      dk_squares += std::pow(std::max(std::abs(ds), least), 2) * q_square;
+      dv_squares += std::pow(std::max(probability, least), 2) * d_out_square;
       const double ds_size = (probability + kLeastExactP) * (dp_size + forward.d_size[row]);
       for (std::size_t c = 0; c < head_dim; ++c) {
         dk.reference[c] += scale * ds * q[c];
@@ -223,22 +247,24 @@ void BackwardSample::key_rows(const Problem& p, const attention::Inputs& inputs,
       }
     }
   }
-  dk.magnitude = norm<double>(dk_size);
-  dv.magnitude = norm<double>(dv_size);
+  dk.terms = norm<double>(dk_size);
+  dv.terms = norm<double>(dv_size);
+  dk.rounded_terms = std::abs(scale) * std::sqrt(dk_squares);
+  dv.rounded_terms = std::sqrt(dv_squares);
   if (queries.empty()) return;
 
   // Plain attention takes P from the LSE that it is given, so that for it one key is a problem of its own.
   const Problem alone = part_of(p, group, queries.size(), 1, attention::Mask::none());
   const int head = head_kv * group;
   for (const auto form : {attention::PlainForm::textbook, attention::PlainForm::folded_scale}) {
-    const attention::PlainBackward plain = attention::plain_backward_f32(
+    const attention::PlainBackward plain = attention::plain_backward(
         alone, part<float>(inputs.q, p.strides_q().offset(b, queries.begin, head), alone.elements_q()),
         part<float>(inputs.k, p.strides_k().offset(b, key, head_kv), alone.elements_k()),
         part<float>(inputs.v, p.strides_v().offset(b, key, head_kv), alone.elements_v()),
         part<float>(o_, p.strides_o().offset(b, queries.begin, head), alone.elements_o()), lse,
         part(dout, p.strides_dout().offset(b, queries.begin, head), alone.elements_dout()), {}, form);
-    dk.plain_error = std::max(dk.plain_error, row_error(plain.dk, dk.reference, dk.magnitude));
-    dv.plain_error = std::max(dv.plain_error, row_error(plain.dv, dv.reference, dv.magnitude));
+    dk.plain_distance = std::max(dk.plain_distance, distance(plain.dk, dk.reference));
+    dv.plain_distance = std::max(dv.plain_distance, distance(plain.dv, dv.reference));
   }
 }
 
@@ -250,14 +276,14 @@ BackwardVerdict BackwardSample::judge(std::span<const float> dq, std::span<const
     const Row* worst = nullptr;
     double plain_error = 0;
     for (const Row& row : rows) {
-      const double of_row = row_error(gradient.subspan(static_cast<std::size_t>(row.offset), row.reference.size()),
-                                      row.reference, row.magnitude);
-      plain_error = std::max(plain_error, row.plain_error);
+      const auto x = gradient.subspan(static_cast<std::size_t>(row.offset), row.reference.size());
+      const double of_row = row_error(distance(x, row.reference), row.magnitude);
+      plain_error = std::max(plain_error, row_error(row.plain_distance, row.magnitude));
       if (worst && of_row <= error) continue;
       error = of_row;
       worst = &row;
     }
-    allowed = 2 * plain_error + ulps_;
+    allowed = attention::allowed_backward_error(problem_, plain_error, exponent_);
     if (std::isfinite(error) && error <= allowed) return true;
     if (verdict.right) {
       verdict.sentence = fmt::format(
@@ -270,10 +296,16 @@ BackwardVerdict BackwardSample::judge(std::span<const float> dq, std::span<const
   const bool dq_right = compare("dQ", dq_, dq, verdict.error.dq, verdict.allowed.dq);
   const bool dk_right = compare("dK", dk_, dk, verdict.error.dk, verdict.allowed.dk);
   const bool dv_right = compare("dV", dv_, dv, verdict.error.dv, verdict.allowed.dv);
-  if (!verdict.right) {
+  const double of_exponent = 2 * attention::unit_in_last_place(attention::ElementType::fp32) * exponent_;
+  if (!(std::max(verdict.allowed.largest(), of_exponent) <= attention::kLargestAllowedError)) {
+    verdict.right = false;
+    verdict.sentence = fmt::format("not judged: with these inputs {} leaves plain attention no digits of the gradients",
+                                   attention::name(problem_.element_type));
+  } else if (!verdict.right) {
     verdict.sentence += fmt::format(" ({})", attention::suspicion(!dq_right, !dk_right, !dv_right));
-  } else
+  } else {
     verdict.sentence = fmt::format("right (sample: {} rows each)", kSampledRows);
+  }
   return verdict;
 }
 
@@ -286,21 +318,19 @@ BackwardCase::BackwardCase(const attention::Problem& p, std::uint64_t seed, bool
   } else {
     yardstick_ = attention::make_backward_yardstick(p, inputs_.q, inputs_.k, inputs_.v, dout_);
   }
-}
-
-std::vector<InputArray> BackwardCase::inputs_in_order() const {
-  return {{"Q", bytes_of(inputs_.q)},
-          {"K", bytes_of(inputs_.k)},
-          {"V", bytes_of(inputs_.v)},
-          {"O", bytes_of(sample_ ? sample_->o() : yardstick_->o)},
-          {"LSE", bytes_of(sample_ ? sample_->lse() : yardstick_->lse)},
-          {"dO", bytes_of(dout_)}};
+  stored_.emplace_back("Q", inputs_.q, p.element_type);
+  stored_.emplace_back("K", inputs_.k, p.element_type);
+  stored_.emplace_back("V", inputs_.v, p.element_type);
+  stored_.emplace_back("O", sample_ ? sample_->o() : yardstick_->o, p.element_type);
+  stored_.emplace_back("LSE", sample_ ? sample_->lse() : yardstick_->lse, attention::ElementType::fp32);
+  stored_.emplace_back("dO", dout_, p.element_type);
 }
 
 std::vector<OutputArray> BackwardCase::outputs_in_order() const {
-  return {{"dQ", static_cast<std::size_t>(problem_.elements_dq()) * sizeof(float)},
-          {"dK", static_cast<std::size_t>(problem_.elements_dk()) * sizeof(float)},
-          {"dV", static_cast<std::size_t>(problem_.elements_dv()) * sizeof(float)}};
+  const auto element = static_cast<std::size_t>(attention::element_bytes(problem_.element_type));
+  return {{"dQ", static_cast<std::size_t>(problem_.elements_dq()) * element},
+          {"dK", static_cast<std::size_t>(problem_.elements_dk()) * element},
+          {"dV", static_cast<std::size_t>(problem_.elements_dv()) * element}};
 }
 
 BackwardVerdict BackwardCase::judge(std::span<const float> dq, std::span<const float> dk,
@@ -320,8 +350,9 @@ BackwardVerdict BackwardCase::judge(std::span<const float> dq, std::span<const f
 }
 
 Judgement BackwardCase::judge_outputs(const std::vector<Bytes>& outputs) {
+  const attention::ElementType type = problem_.element_type;
   const BackwardVerdict verdict =
-      judge(values_of<float>(outputs.at(0)), values_of<float>(outputs.at(1)), values_of<float>(outputs.at(2)));
+      judge(Numbers(outputs.at(0), type), Numbers(outputs.at(1), type), Numbers(outputs.at(2), type));
   Judgement judgement{.right = verdict.right, .error = 0, .allowed = 0, .sentence = verdict.sentence};
   double largest_share = -1;
   for (const auto& [error, allowed] :

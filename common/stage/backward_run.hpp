@@ -22,11 +22,11 @@ bool is_backward_sampled(const attention::Problem& p);
 /// The accuracy rule on `kSampledRows` rows of dQ and as many of dK and dV (sample.hpp), and the O and LSE that kernels
 /// are given with it.
 ///
-/// O and LSE are the float64 reference's for every row, as they are on a small problem: the forward is two of the ten
-/// products that the whole rule needs, and its heads are computed side by side on all cores. A row of dQ needs one
-/// query and the keys it sees, and is a small problem of its own. A row of dK and dV needs one key and, of all queries
-/// that see it, LSE and D, which the forward leaves: so both are exact, at a cost that grows with seqlen and not its
-/// square.
+/// O and LSE are the float64 reference's for every row, O rounded to the element type, as they are on a small problem:
+/// the forward is two of the ten products that the whole rule needs, and its heads are computed side by side on all
+/// cores. A row of dQ needs one query and the keys it sees, and is a small problem of its own. A row of dK and dV needs
+/// one key and, of all queries that see it, LSE and D, which the forward leaves: so both are exact, at a cost that
+/// grows with seqlen and not its square.
 class BackwardSample {
  public:
   BackwardSample(const attention::Problem& p, const attention::Inputs& inputs, std::span<const float> dout);
@@ -43,9 +43,10 @@ class BackwardSample {
     std::string place;  ///< "batch 0, head 1, query 2"
     std::int64_t offset = 0;
     std::vector<double> reference;
-    double magnitude = 0;
-    double plain_error = 0;
-    double ulps = 0;  ///< what the rule allows beside twice that; of dQ only
+    double terms = 0, rounded_terms = 0;  ///< as attention::ReferencePass has them
+    double plain_distance = 0;            ///< of plain attention from the reference
+    double exponent = 0;                  ///< attention::BackwardYardstick's for this row alone; of dQ only
+    double magnitude = 0;                 ///< what errors are measured against, with the exponent of all rows
   };
   struct Forward;
 
@@ -55,12 +56,14 @@ class BackwardSample {
   void key_rows(const attention::Problem& p, const attention::Inputs& inputs, std::span<const float> dout,
                 const Forward& forward, std::int64_t index, Row& dk, Row& dv) const;
 
+  attention::Problem problem_;
   std::vector<float> o_, lse_;
   std::vector<Row> dq_, dk_, dv_;
-  double ulps_ = 0;  // the most of the queries, each with all keys that it sees; allowed to all gradients
+  double exponent_ = 1;  // the largest of the queries, each with all keys that it sees
 };
 
-/// Q, K, V, O, LSE, dO → dQ, dK, dV. Nothing depends on the LSE: there is no dLSE.
+/// Q, K, V, O, LSE, dO → dQ, dK, dV, where O is rounded to the element type. Nothing depends on the LSE: there is no
+/// dLSE.
 class BackwardCase : public Case {
  public:
   BackwardCase(const attention::Problem& p, std::uint64_t seed) : BackwardCase(p, seed, is_backward_sampled(p)) {}
@@ -68,7 +71,7 @@ class BackwardCase : public Case {
   BackwardCase(const attention::Problem& p, std::uint64_t seed, bool sampled);
   Pass pass() const override { return Pass::backward; }
   const attention::Problem& problem() const override { return problem_; }
-  std::vector<InputArray> inputs_in_order() const override;
+  std::vector<InputArray> inputs_in_order() const override { return arrays_of(stored_); }
   std::vector<OutputArray> outputs_in_order() const override;
 
   /// The accuracy rule on all rows, or on a sample of them. Beside a sample, all
@@ -84,6 +87,7 @@ class BackwardCase : public Case {
   std::vector<float> dout_;
   std::optional<attention::BackwardYardstick> yardstick_;
   std::optional<BackwardSample> sample_;  // instead, where the problem is too long
+  std::vector<StoredArray> stored_;       // Q, K, V, O, LSE, dO
 };
 
 }  // namespace stage

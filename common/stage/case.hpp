@@ -3,7 +3,7 @@
 /// A problem with its seeded inputs, and what the results of one pass are measured against.
 ///
 /// Arrays pass through here as bytes, so that what runs kernels need not know their element types. 0xFF in every byte
-/// is NaN in each of them.
+/// is NaN in each of them. Q, K, V, O, dO and the gradients are of the problem's element type, the LSE is fp32.
 
 #include <cstddef>
 #include <cstdint>
@@ -42,6 +42,9 @@ struct Judgement {
 /// Made once for all kernels that run on one problem.
 class Case {
  public:
+  Case() = default;
+  Case(const Case&) = delete;  // what it handed out points into it
+  Case& operator=(const Case&) = delete;
   virtual ~Case() = default;
   virtual Pass pass() const = 0;
   virtual const attention::Problem& problem() const = 0;
@@ -55,14 +58,34 @@ class Case {
 /// Normal inputs. A backward case computes the forward for its kernels, which takes seconds on long problems.
 std::unique_ptr<Case> make_case(Pass pass, const attention::Problem& p, std::uint64_t seed);
 
-/// An array of a case as bytes, and a kernel's as numbers.
-template <class T>
-std::span<const std::byte> bytes_of(const std::vector<T>& values) {
-  return std::as_bytes(std::span(values));
-}
-template <class T>
-std::span<const T> values_of(const Bytes& bytes) {
-  return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
-}
+/// A case's numbers as kernels read them: themselves in fp32, an encoded copy in 16 bits.
+class StoredArray {
+ public:
+  /// \param values have to stay where they are
+  StoredArray(const char* name, const std::vector<float>& values, attention::ElementType type);
+  StoredArray(StoredArray&&) = default;
+  StoredArray(const StoredArray&) = delete;
+  const InputArray& array() const { return array_; }
+
+ private:
+  Bytes copy_;
+  InputArray array_;
+};
+
+std::vector<InputArray> arrays_of(const std::vector<StoredArray>& stored);
+
+/// A kernel's array as numbers: in fp32 what lies in memory, in 16 bits a decoded copy.
+class Numbers {
+ public:
+  /// \param bytes have to stay where they are
+  Numbers(const Bytes& bytes, attention::ElementType type);
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+  operator std::span<const float>() const { return numbers_; }
+
+ private:
+  std::vector<float> copy_;
+  std::span<const float> numbers_;
+};
 
 }  // namespace stage

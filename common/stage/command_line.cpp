@@ -16,6 +16,8 @@
 namespace stage {
 namespace {
 
+using attention::ElementType;
+
 /// What a block may have on an H200, the GPU that the emulator takes after.
 constexpr std::size_t kMostSharedMemory = 232448;
 
@@ -73,6 +75,32 @@ gpu::Delivery parse_delivery(const std::string& text) {
   throw BadArgument(fmt::format("--delivery '{}' is unknown; allowed: on-wait, immediately", text));
 }
 
+/// What the chapter's kernels take, or its default where it has none.
+std::vector<ElementType> element_types(const Chapter& chapter) {
+  std::vector<ElementType> types;
+  for (const ElementType type : {ElementType::fp32, ElementType::fp16, ElementType::bf16}) {
+    const auto takes = [type](const auto& kernel) { return kernel.run.takes(type); };
+    if (std::any_of(chapter.forward.begin(), chapter.forward.end(), takes) ||
+        std::any_of(chapter.backward.begin(), chapter.backward.end(), takes)) {
+      types.push_back(type);
+    }
+  }
+  return types.empty() ? std::vector{chapter.gpu_problem.element_type} : types;
+}
+
+std::vector<std::string> names(const std::vector<ElementType>& types) {
+  std::vector<std::string> names;
+  for (const ElementType type : types) names.push_back(attention::name(type));
+  return names;
+}
+
+ElementType parse_element_type(const std::string& text, const std::vector<ElementType>& allowed) {
+  for (const ElementType type : allowed) {
+    if (attention::name(type) == text) return type;
+  }
+  throw BadArgument(fmt::format("--dtype '{}' is not taken by this chapter; allowed: {}", text, join(names(allowed))));
+}
+
 std::vector<std::string> kernel_names(const Chapter& chapter) {
   std::vector<std::string> names;
   for (const ForwardKernel& kernel : chapter.forward) names.push_back(kernel.name);
@@ -114,7 +142,9 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Chapter&
                               "Keys seen left and right of the diagonal; inf: no limit. Without R: no limit, or 0 with "
                               "--causal"));
   of_problem.push_back(option("--scale", scale, "X", "Factor of the scores; default 1/sqrt(head_dim)"));
-  of_problem.push_back(option("--dtype", dtype, "TYPE", "Element type; only fp32 so far"));
+  const std::vector<ElementType> types = element_types(chapter);
+  const std::string type_meaning = fmt::format("Element type: {}", join(names(types)));
+  of_problem.push_back(option("--dtype", dtype, "TYPE", type_meaning.c_str()));
   if (!chapter.takes_problem) {
     for (CLI::Option* each : of_problem) each->group("");
     known = {"--help"};
@@ -183,9 +213,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Chapter&
   line.head_dim = size("--head-dim", head_dim, 1);
   if (causal || window) line.mask = parse_mask(causal, window);
   if (scale) line.softmax_scale = parse_scale(*scale);
-  if (dtype && *dtype != "fp32") {
-    throw BadArgument(fmt::format("--dtype '{}' is not taken by this chapter; allowed: fp32", *dtype));
-  }
+  if (dtype) line.element_type = parse_element_type(*dtype, types);
   if (kernel) {
     const auto names = kernel_names(chapter);
     if (std::find(names.begin(), names.end(), *kernel) == names.end()) {
@@ -255,6 +283,7 @@ Options resolve(const CommandLine& line, const Chapter& chapter, const gpu::Devi
     p.head_dim = line.head_dim.value_or(p.head_dim);
     p.mask = line.mask.value_or(p.mask);
     if (line.softmax_scale) p.softmax_scale = line.softmax_scale;
+    p.element_type = line.element_type.value_or(p.element_type);
     if (p.heads_q % p.heads_kv != 0) {
       throw BadArgument(
           fmt::format("heads_q {} is not a multiple of heads_kv {}; allowed: --heads-q a multiple of --heads-kv",

@@ -28,6 +28,7 @@ struct CommandLine {
   std::optional<int> batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim;
   std::optional<attention::Mask> mask;
   std::optional<float> softmax_scale;
+  std::optional<attention::ElementType> element_type;
 
   std::string kernel;
   std::uint64_t seed = 1;

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 
 #include "common/stage/command_line.hpp"
 #include "common/stage/ncu_csv.hpp"
@@ -19,6 +20,7 @@ namespace stage {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using attention::ElementType;
 namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;  // of the counts' files; raised when a reader of the old form would misread the new one
@@ -92,8 +94,20 @@ std::vector<CountedKernel> read_kernels(const Json& list) {
   return kernels;
 }
 
+/// Files sort as the book does: by folder, then by element type.
+using Key = std::pair<std::string, ElementType>;
+
+Key key_of(const Json& object) {
+  const Json& problem = object.at("problem");
+  return {folder_of(object.at("chapter")), problem.is_null() ? ElementType::fp32 : read_element_type(problem)};
+}
+
 Json chapter_object(const Json& object, const Json& kernels) {
-  return {{"chapter", object.at("chapter")}, {"problem", problem_text(object)}, {"kernels", kernels}};
+  Json chapter = {{"chapter", object.at("chapter")}, {"problem", problem_text(object)}};
+  if (const ElementType type = key_of(object).second; type != ElementType::fp32)
+    chapter["dtype"] = attention::name(type);
+  chapter["kernels"] = kernels;
+  return chapter;
 }
 
 /// A launch's count of a quantity; nothing if one of its counters is missing.
@@ -230,6 +244,7 @@ MachineCounts read_counts(const std::string& path) {
     for (const Json& chapter : chapters) {
       counts.chapters.push_back({.folder = folder_of(chapter.at("chapter")),
                                  .problem = chapter.at("problem").get<std::string>(),
+                                 .element_type = read_element_type(chapter),
                                  .hashes = {},
                                  .kernels = read_kernels(chapter.at("kernels"))});
       if (gpu) counts.chapters.back().hashes = chapter.at("hashes").get<std::map<std::string, std::string>>();
@@ -239,7 +254,7 @@ MachineCounts read_counts(const std::string& path) {
 }
 
 std::string collect_emulator_counts(const std::vector<std::string>& paths) {
-  std::map<std::string, Json> chapters;  // the folders' names sort as the book does
+  std::map<Key, Json> chapters;
   for (const std::string& path : paths) {
     const Json object = read_json(path, kEmulatorFiles);
     reading(path, kEmulatorFiles, [&] {
@@ -248,22 +263,24 @@ std::string collect_emulator_counts(const std::vector<std::string>& paths) {
         refuse(path, "does not come from the checking emulator", kEmulatorFiles);
       }
       if (!object.at("right").get<bool>()) refuse(path, "holds a result that is not right", kEmulatorFiles);
-      const std::string folder = folder_of(object.at("chapter"));
+      const Key key = key_of(object);
       const Json& kernels = object.at("kernel_counts");
       if (read_kernels(kernels).empty()) return;  // whatever the tables will need is there
-      if (chapters.contains(folder)) refuse(path, fmt::format("is the second file of {}", folder), kEmulatorFiles);
-      chapters[folder] = chapter_object(object, kernels);
+      if (chapters.contains(key)) {
+        refuse(path, "is the second file of " + in_type(key.first, key.second), kEmulatorFiles);
+      }
+      chapters[key] = chapter_object(object, kernels);
     });
   }
   Json all = {{"format", kFormat}, {"machine", {{"name", "emulator"}}}, {"chapters", Json::array()}};
-  for (const auto& [folder, chapter] : chapters) all["chapters"].push_back(chapter);
+  for (const auto& [key, chapter] : chapters) all["chapters"].push_back(chapter);
   return to_text(all);
 }
 
 std::string collect_gpu_counts(const std::vector<GpuCountFiles>& files, const std::string& date,
                                const std::string& commit, const KernelHashes& hashes, std::string& file_name) {
   Json machine;
-  std::map<std::string, Json> chapters;
+  std::map<Key, Json> chapters;
   for (const GpuCountFiles& pair : files) {
     const std::string& path = pair.json;
     const Json object = read_json(path, kGpuFiles);
@@ -279,21 +296,22 @@ std::string collect_gpu_counts(const std::vector<GpuCountFiles>& files, const st
                kGpuFiles);
       }
       if (kernels.empty()) return;
-      const std::string folder = folder_of(object.at("chapter"));
-      if (chapters.contains(folder)) refuse(path, fmt::format("is the second file of {}", folder), kGpuFiles);
+      const Key key = key_of(object);
+      const std::string& folder = key.first;
+      if (chapters.contains(key)) refuse(path, "is the second file of " + in_type(folder, key.second), kGpuFiles);
       const auto of_chapter = hashes.find(folder);
       if (of_chapter == hashes.end()) {
         refuse(path, fmt::format("is of {}, whose kernel files have no hash", folder), kGpuFiles);
       }
-      chapters[folder] = chapter_object(object, kernels);
-      chapters[folder]["hashes"] = of_chapter->second;
+      chapters[key] = chapter_object(object, kernels);
+      chapters[key]["hashes"] = of_chapter->second;
     });
   }
   Json all = {
       {"format", kFormat}, {"machine", machine}, {"date", date}, {"commit", commit}, {"common", Json::object()}};
   if (const auto common = hashes.find(kCommon); common != hashes.end()) all["common"] = common->second;
   all["chapters"] = Json::array();
-  for (const auto& [folder, chapter] : chapters) all["chapters"].push_back(chapter);
+  for (const auto& [key, chapter] : chapters) all["chapters"].push_back(chapter);
   file_name = slug(machine.at("name").get<std::string>()) + kCountsFile;
   return to_text(all);
 }

@@ -38,6 +38,7 @@ struct CountedKernel {
 struct CountedChapter {
   std::string folder;  ///< "02_naive_gpu"
   std::string problem;
+  attention::ElementType element_type = attention::ElementType::fp32;
   std::map<std::string, std::string> hashes;  ///< of its kernel files; a GPU's file only
   std::vector<CountedKernel> kernels;
 };
@@ -58,7 +59,8 @@ MachineCounts read_counts(const std::string& path);
 
 /// Collects what chapters wrote with `--count --json` on the checking emulator: the text of
 /// docs/results/emulator-counts.json, which depends on nothing but the counts. Chapters without kernels are left out.
-/// \throws BadArgument for a file that is malformed, not of the checking emulator, not right, or second of a chapter.
+/// \throws BadArgument for a file that is malformed, not of the checking emulator, not right, or second of a chapter
+/// in the same element type.
 std::string collect_emulator_counts(const std::vector<std::string>& paths);
 
 /// A chapter's program under ncu: what it wrote with `--count --json`, and ncu's CSV of the same run.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "common/attention/cost.hpp"
 #include "common/stage/results_markdown.hpp"
@@ -126,9 +128,14 @@ std::vector<Pair> pair_up(const CountedChapter* emulated, const CountedChapter* 
   return pairs;
 }
 
-const CountedChapter* find_chapter(const MachineCounts& counts, const std::string& folder) {
+/// A chapter's folder and the element type that it ran in. They sort as the book does.
+using Key = std::pair<std::string, attention::ElementType>;
+
+Key key_of(const CountedChapter& chapter) { return {chapter.folder, chapter.element_type}; }
+
+const CountedChapter* find_chapter(const MachineCounts& counts, const Key& key) {
   const auto found = std::find_if(counts.chapters.begin(), counts.chapters.end(),
-                                  [&](const CountedChapter& chapter) { return chapter.folder == folder; });
+                                  [&](const CountedChapter& chapter) { return key_of(chapter) == key; });
   return found == counts.chapters.end() ? nullptr : &*found;
 }
 
@@ -148,11 +155,10 @@ std::string remarks(const std::vector<Pair>& pairs) {
   return out.empty() ? "" : out + "\n";
 }
 
-std::string chapter_tables(const std::string& folder, const CountedChapter* emulated, const CountedChapter* measured,
-                           bool stale) {
+std::string chapter_tables(const Key& key, const CountedChapter* emulated, const CountedChapter* measured, bool stale) {
   const std::vector<Pair> pairs = pair_up(emulated, measured);
   const std::string& problem = (emulated ? emulated : measured)->problem;
-  std::string out = "\n### " + folder + "\n";
+  std::string out = "\n### " + in_type(key.first, key.second) + "\n";
   if (!problem.empty()) out += "\nProblem: " + problem + ".\n";
   if (measured && emulated && measured->problem != emulated->problem) {
     out += "\n**The GPU solved another problem**: " + measured->problem + ".\n";
@@ -168,12 +174,10 @@ std::string counts_markdown(const MachineCounts& emulator, const std::vector<Mac
                             const KernelHashes& present) {
   std::string out;
   for (const MachineCounts& gpu : gpus) {
-    std::vector<std::string> folders;
+    std::set<Key> keys;
     for (const MachineCounts* side : {&emulator, &gpu}) {
-      for (const CountedChapter& chapter : side->chapters) folders.push_back(chapter.folder);
+      for (const CountedChapter& chapter : side->chapters) keys.insert(key_of(chapter));
     }
-    std::sort(folders.begin(), folders.end());
-    folders.erase(std::unique(folders.begin(), folders.end()), folders.end());
     MeasuredMachine machine;
     machine.machine = gpu.machine;
     machine.date = gpu.date;
@@ -181,17 +185,17 @@ std::string counts_markdown(const MachineCounts& emulator, const std::vector<Mac
     machine.common = gpu.common;
     out += (out.empty() ? "" : "\n") + describe(machine);
     out += "Bold: sectors of device memory that differ by more than 1 %.\n";
-    for (const std::string& folder : folders) {
-      const CountedChapter* measured = find_chapter(gpu, folder);
+    for (const Key& key : keys) {
+      const CountedChapter* measured = find_chapter(gpu, key);
       const bool stale =
-          measured && is_stale(machine, {.folder = folder, .step = {}, .hashes = measured->hashes}, present);
-      out += chapter_tables(folder, find_chapter(emulator, folder), measured, stale);
+          measured && is_stale(machine, {.folder = key.first, .step = {}, .hashes = measured->hashes}, present);
+      out += chapter_tables(key, find_chapter(emulator, key), measured, stale);
     }
   }
   if (!out.empty()) return out;
   if (emulator.chapters.empty()) return kNobodyCounted;
   for (const CountedChapter& chapter : emulator.chapters) {
-    out += chapter_tables(chapter.folder, &chapter, nullptr, false);
+    out += chapter_tables(key_of(chapter), &chapter, nullptr, false);
   }
   return kNoGpu + out;
 }

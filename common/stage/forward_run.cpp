@@ -29,6 +29,7 @@ attention::Verdict judge_row(const Problem& p, const attention::Inputs& inputs, 
   row.seqlen_q = 1;
   row.seqlen_kv = keys.size();
   row.head_dim = p.head_dim;
+  row.element_type = p.element_type;
   row.softmax_scale = p.scale();
   row.q_strides = p.strides_q();
   row.k_strides = p.strides_k();
@@ -99,6 +100,13 @@ attention::Verdict judge_sample(const Problem& p, const attention::Inputs& input
   verdict.right = within(verdict.error.relative, verdict.allowed.relative) &&
                   within(verdict.error.absolute, verdict.allowed.absolute) &&
                   within(verdict.error.lse, verdict.allowed.lse);
+  if (p.element_type != attention::ElementType::fp32 &&
+      !(verdict.allowed.absolute <= attention::kLargestAllowedError)) {
+    verdict.right = false;
+    verdict.sentence = fmt::format("not judged: with these inputs {} leaves plain attention no digits of O",
+                                   attention::name(p.element_type));
+    return verdict;
+  }
   verdict.sentence =
       verdict.right
           ? fmt::format("right (sample of {} rows)", kSampledRows)
@@ -111,7 +119,11 @@ attention::Verdict judge_sample(const Problem& p, const attention::Inputs& input
 }
 
 ForwardCase::ForwardCase(const Problem& p, std::uint64_t seed)
-    : problem_(p), inputs_(attention::make_inputs(p, attention::InputKind::normal, seed)) {}
+    : problem_(p), inputs_(attention::make_inputs(p, attention::InputKind::normal, seed)) {
+  stored_.emplace_back("Q", inputs_.q, p.element_type);
+  stored_.emplace_back("K", inputs_.k, p.element_type);
+  stored_.emplace_back("V", inputs_.v, p.element_type);
+}
 
 attention::Verdict ForwardCase::judge(std::span<const float> o, std::span<const float> lse) {
   if (!is_sampled(problem_)) {
@@ -127,19 +139,16 @@ attention::Verdict ForwardCase::judge(std::span<const float> o, std::span<const 
   return verdict;
 }
 
-std::vector<InputArray> ForwardCase::inputs_in_order() const {
-  return {{"Q", bytes_of(inputs_.q)}, {"K", bytes_of(inputs_.k)}, {"V", bytes_of(inputs_.v)}};
-}
-
 std::vector<OutputArray> ForwardCase::outputs_in_order() const {
-  return {{"O", static_cast<std::size_t>(problem_.elements_o()) * sizeof(float)},
+  const auto element = static_cast<std::size_t>(attention::element_bytes(problem_.element_type));
+  return {{"O", static_cast<std::size_t>(problem_.elements_o()) * element},
           {"LSE", static_cast<std::size_t>(problem_.elements_lse()) * sizeof(float)}};
 }
 
 Judgement ForwardCase::judge_outputs(const std::vector<Bytes>& outputs) {
-  const std::span<const float> o = values_of<float>(outputs.at(0)), lse = values_of<float>(outputs.at(1));
+  const Numbers o(outputs.at(0), problem_.element_type), lse(outputs.at(1), attention::ElementType::fp32);
   const attention::Verdict verdict = judge(o, lse);
-  const bool alone = verdict.right && lse.empty() && problem_.elements_lse() > 0;
+  const bool alone = verdict.right && outputs.at(1).empty() && problem_.elements_lse() > 0;
   return {.right = verdict.right,
           .error = verdict.error.relative,
           .allowed = verdict.allowed.relative,

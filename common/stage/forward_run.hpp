@@ -24,7 +24,7 @@ class ForwardCase : public Case {
   Pass pass() const override { return Pass::forward; }
   const attention::Problem& problem() const override { return problem_; }
   const attention::Inputs& inputs() const { return inputs_; }
-  std::vector<InputArray> inputs_in_order() const override;
+  std::vector<InputArray> inputs_in_order() const override { return arrays_of(stored_); }
   std::vector<OutputArray> outputs_in_order() const override;
 
   /// The accuracy rule on all rows, or on a fixed sample of them where `is_sampled`. Beside a sample, all of O must
@@ -35,6 +35,7 @@ class ForwardCase : public Case {
  private:
   attention::Problem problem_;
   attention::Inputs inputs_;
+  std::vector<StoredArray> stored_;  // Q, K, V
   std::optional<attention::ForwardYardstick> yardstick_;
 };
 

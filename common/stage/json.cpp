@@ -21,6 +21,7 @@ namespace stage {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using attention::ElementType;
 namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;  // raised when a reader of the old form would misread the new one
@@ -47,7 +48,7 @@ Json to_object(const attention::Problem& p) {
           {"window_left", window_side(p.mask.left)},
           {"window_right", window_side(p.mask.right)},
           {"scale", p.scale()},
-          {"dtype", "fp32"}};
+          {"dtype", attention::name(p.element_type)}};
 }
 
 Json to_object(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions& emulator) {
@@ -215,6 +216,14 @@ std::string to_text(const Json& json) {
   return out + '\n';
 }
 
+ElementType read_element_type(const Json& problem) {
+  const auto name = problem.value("dtype", attention::name(ElementType::fp32));
+  for (const ElementType type : {ElementType::fp32, ElementType::fp16, ElementType::bf16}) {
+    if (attention::name(type) == name) return type;
+  }
+  throw std::runtime_error(fmt::format("its dtype '{}' is none", name));
+}
+
 std::string to_json(const Results& results) {
   Json object = {{"format", kFormat},
                  {"chapter", {{"number", results.chapter_number}, {"name", results.chapter_name}}},
@@ -292,10 +301,14 @@ Step read_step(const Json& object) {
   if (const Json& problem = object.at("problem"); !problem.is_null()) {
     step.problem = problem.at("text").get<std::string>();
     step.problem_key = problem.dump();
+    step.element_type = read_element_type(problem);
   }
   const Json& rows = object.at("rows");
   if (!rows.is_array()) throw std::runtime_error("its rows are no list");
-  for (const Json& row : rows) step.rows.push_back(read_row(row));
+  for (const Json& row : rows) {
+    step.rows.push_back(read_row(row));
+    step.rows.back().element_type = step.element_type;
+  }
   for (const auto& [name, table] : object.at("tables").items()) {
     step.tables.push_back({name, table.at("header").get<std::vector<std::string>>(),
                            table.at("rows").get<std::vector<std::vector<std::string>>>()});

@@ -75,10 +75,15 @@ struct Step {
   std::string machine;      ///< its name
   std::string problem;      ///< one line; empty in a chapter that takes none
   std::string problem_key;  ///< equal exactly for equal problems
+  attention::ElementType element_type = attention::ElementType::fp32;
   std::vector<Row> rows;
   std::vector<Results::Table> tables;  ///< empty if there are none
   std::map<std::string, double> figures;
 };
+
+/// The element type that JSON of a problem names; fp32 where it names none. \throws std::exception if there is no such
+/// type.
+attention::ElementType read_element_type(const nlohmann::ordered_json& problem);
 
 /// Reads the results of one chapter. \throws std::exception saying what is wrong with them.
 Step read_step(const nlohmann::ordered_json& object);

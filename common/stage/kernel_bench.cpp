@@ -124,7 +124,7 @@ void bench(std::span<const AnyKernel> kernels, std::span<Row> rows, const Case& 
   for (Row& row : rows) {
     if (row.samples.empty()) continue;
     row.seconds = median(row.samples);
-    if (!row.on_host) row.peak_flops = fp32_roof(gpu::device(), of_pass.problem(), of_pass.pass());
+    if (!row.on_host) row.peak_flops = roof(gpu::device(), of_pass.problem(), of_pass.pass());
   }
   const Row* peer = best_of_peers(rows);
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -191,6 +191,7 @@ Row run_admitted(const AnyKernel& kernel, Case& of_pass, Counting counting) {
   }
   const Problem& p = of_pass.problem();
   Row row = row_of(kernel);
+  row.element_type = p.element_type;
   row.flops = credited_flops(p, kernel.pass);
   // A peer's workspace is its own business.
   if (!kernel.is_peer) row.workspace_bytes = static_cast<double>(kernel.workspace_bytes(p));

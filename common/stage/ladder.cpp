@@ -36,7 +36,16 @@ std::optional<double> measured_fp32_ceiling(const Step& step) {
 }
 
 std::string format_measured_share(const Row& row, const std::optional<double>& ceiling) {
-  return row.on_host ? "-" : format_share(row, ceiling);
+  return row.on_host || row.element_type != attention::ElementType::fp32 ? "-" : format_share(row, ceiling);
+}
+
+std::string roof_sentence(const std::vector<Step>& steps) {
+  std::vector<Row> rows;
+  for (const Step& step : steps) {
+    if (on_the_ladder(step)) rows.insert(rows.end(), step.rows.begin(), step.rows.end());
+  }
+  const std::string roof = roof_meaning(rows);
+  return roof.empty() ? "" : " The roof is " + roof + ".";
 }
 
 Results::Table ladder_table(std::vector<Step> steps, Pass pass) {
@@ -108,7 +117,9 @@ int ladder(int argc, const char* const* argv) {
     }
     std::erase_if(steps, [](const Step& step) { return !on_the_ladder(step); });
     const std::string where = on_one_machine(steps) ? ", on " + steps.front().machine : "";
-    fmt::print("The ladder{}. A ratio stands where the row above solved the same problem.\n", where);
+    const std::string sentences = fmt::format(
+        "The ladder{}. A ratio stands where the row above solved the same problem.{}", where, roof_sentence(steps));
+    fmt::print("{}\n", roof_sentence(steps).empty() ? sentences : wrap(sentences));
     if (!forward.rows.empty()) fmt::print("\n{}", layout_table(forward.header, forward.rows));
     if (!backward.rows.empty()) {
       fmt::print("\n{}\n\n{}", kBackwardLadder, layout_table(backward.header, backward.rows));

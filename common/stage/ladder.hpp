@@ -13,11 +13,14 @@ namespace stage {
 /// FLOP/s of fp32 multiply-adds, if these are the results of chapter 00 on a GPU: what its program measured.
 std::optional<double> measured_fp32_ceiling(const Step& step);
 
-/// "56.7 %" of that ceiling; a dash for a kernel that ran on the host.
+/// "56.7 %" of that ceiling; a dash for a kernel that ran on the host, or in 16 bits.
 std::string format_measured_share(const Row& row, const std::optional<double>& ceiling);
 
 /// Stands above the ladder of the backward.
 inline constexpr const char* kBackwardLadder = "Backward, credited with 2.5 times the forward's FLOPs:";
+
+/// " The roof is …", after the sentence on the ladder's ratios; empty where none of its rows is in 16 bits.
+std::string roof_sentence(const std::vector<Step>& steps);
 
 /// A row per kernel of this pass, with the ratio to the row before where both solved the same problem on the same
 /// machine. Chapters that solve no attention problem are left out, and so are peers, of which the ratio to the best is

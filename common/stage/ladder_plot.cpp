@@ -66,7 +66,9 @@ Panel make_panel(const MeasuredMachine& measured, const KernelHashes& present, P
                                     : kGpuColour});
     }
     if (bars.empty()) continue;
-    panel.lines.push_back({chapter.step.chapter + (stale ? " (stale)" : ""), 0, ""});
+    const attention::ElementType type = chapter.step.element_type;
+    const std::string in_type = type == attention::ElementType::fp32 ? "" : ", " + attention::name(type);
+    panel.lines.push_back({chapter.step.chapter + in_type + (stale ? " (stale)" : ""), 0, ""});
     panel.lines.insert(panel.lines.end(), bars.begin(), bars.end());
   }
   return panel;

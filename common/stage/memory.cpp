@@ -12,6 +12,14 @@ double gradient_elements(const attention::Problem& p) {
          static_cast<double>(p.elements_dv());
 }
 
+/// Of those arrays whose elements are of the problem's type.
+double elements_of(const attention::Problem& p, Pass pass) {
+  const double forward = static_cast<double>(p.elements_q()) + static_cast<double>(p.elements_k()) +
+                         static_cast<double>(p.elements_v()) + static_cast<double>(p.elements_o());
+  if (pass == Pass::forward) return forward;
+  return forward + static_cast<double>(p.elements_dout()) + gradient_elements(p);
+}
+
 }  // namespace
 
 double host_memory_available() {
@@ -28,11 +36,8 @@ double host_memory_available() {
 int outputs_of(Pass pass) { return pass == Pass::forward ? 2 : 3; }
 
 double array_bytes(const attention::Problem& p, Pass pass) {
-  double elements = static_cast<double>(p.elements_q()) + static_cast<double>(p.elements_k()) +
-                    static_cast<double>(p.elements_v()) + static_cast<double>(p.elements_o()) +
-                    static_cast<double>(p.elements_lse());
-  if (pass == Pass::backward) elements += static_cast<double>(p.elements_dout()) + gradient_elements(p);
-  return 4.0 * elements;
+  return attention::element_bytes(p.element_type) * elements_of(p, pass) +
+         sizeof(float) * static_cast<double>(p.elements_lse());
 }
 
 double host_bytes(const attention::Problem& p, bool emulated, Pass pass) {
@@ -40,6 +45,8 @@ double host_bytes(const attention::Problem& p, bool emulated, Pass pass) {
   double reference = (sizeof(double) + sizeof(float)) * forward;
   // The gradients' reference, plain attention's, and what two runs gave.
   if (pass == Pass::backward) reference += (sizeof(double) + 3 * sizeof(float)) * gradient_elements(p);
+  // The numbers that are encoded, and those that are decoded.
+  if (p.element_type != attention::ElementType::fp32) reference += sizeof(float) * elements_of(p, pass);
   return (emulated ? 2 : 1) * array_bytes(p, pass) + reference;
 }
 

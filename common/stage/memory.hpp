@@ -14,11 +14,11 @@ double host_memory_available();
 /// Number of arrays that a pass writes.
 int outputs_of(Pass pass);
 
-/// Bytes of Q, K, V, O and LSE in fp32; backward also of dO, dQ, dK and dV.
+/// Bytes of Q, K, V and O in the problem's element type and of LSE in fp32; backward also of dO, dQ, dK and dV.
 double array_bytes(const attention::Problem& p, Pass pass);
 
-/// Bytes of host memory that a checked run needs: the arrays, the reference's results, and on the emulator the arrays a
-/// second time, since its device memory is the host's.
+/// Bytes of host memory that a checked run needs: the arrays, the reference's results, in 16 bits the fp32 numbers that
+/// are stored in them, and on the emulator the arrays a second time, since its device memory is the host's.
 double host_bytes(const attention::Problem& p, bool emulated, Pass pass);
 
 }  // namespace stage

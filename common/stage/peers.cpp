@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "common/gpu/device.hpp"
@@ -11,7 +12,6 @@
 namespace stage {
 namespace {
 
-using attention::ElementType;
 using attention::ForwardArgs;
 using attention::Mask;
 using attention::Problem;
@@ -134,6 +134,23 @@ ForwardKernel PeerLibrary::kernel(const std::string& name) const {
   kernel.run = Launch(run).limited_to(own_type);
   kernel.fetch = Launch(fetch).limited_to(own_type);
   return kernel;
+}
+
+std::vector<ForwardKernel> PeerLibrary::kernels(const std::vector<std::string>& names,
+                                                const std::vector<Problem>& problems,
+                                                std::vector<std::string>& left_out) const {
+  std::vector<ForwardKernel> chosen;
+  for (const std::string& name : names) {
+    ForwardKernel peer = kernel(name);
+    const bool takes_part =
+        std::any_of(problems.begin(), problems.end(), [&](const Problem& p) { return peer.run.takes(p.element_type); });
+    if (takes_part) {
+      chosen.push_back(std::move(peer));
+    } else {
+      left_out.push_back(name);
+    }
+  }
+  return chosen;
 }
 
 }  // namespace stage

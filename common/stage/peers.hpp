@@ -38,6 +38,12 @@ class PeerLibrary {
   /// take.
   /// \throws NoPeers if it has none of this name.
   ForwardKernel kernel(const std::string& name) const;
+  /// Those of these names whose element type one of the problems has.
+  /// \param[out] left_out the other names
+  /// \throws NoPeers if it has none of one of these names.
+  std::vector<ForwardKernel> kernels(const std::vector<std::string>& names,
+                                     const std::vector<attention::Problem>& problems,
+                                     std::vector<std::string>& left_out) const;
   /// Gives back the device memory that the library keeps for its next run.
   void release() const { peers_->release(); }
 

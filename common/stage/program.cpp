@@ -233,21 +233,36 @@ class Runner : public Program {
     if (!options_.bench || chapter_.peers.empty()) return;
     try {
       library_.emplace(peer_library_path());
-      for (const std::string& name : chapter_.peers) peers_.push_back(library_->kernel(name));
+      std::vector<attention::Problem> problems = further_problems();
+      problems.push_back(options_.problem);
+      std::vector<std::string> left_out;
+      for (const ForwardKernel& peer : library_->kernels(chapter_.peers, problems, left_out)) peers_.push_back(peer);
+      if (!left_out.empty()) {
+        say(wrap(fmt::format("Peers that take other elements than {} are left out: {}.",
+                             attention::name(options_.problem.element_type), join(left_out))));
+      }
     } catch (const NoPeers& reason) {
       peers_.clear();
       say(wrap(fmt::format("No peers: {}.", reason.what())));
     }
   }
 
-  /// Checks and times all on the chapter's further problems.
-  void run_grid() {
+  /// The chapter's bench_problems, where they are asked for.
+  std::vector<attention::Problem> further_problems() const {
     const bool problem_given = line_.batch || line_.heads_q || line_.heads_kv || line_.seqlen_q || line_.seqlen_kv ||
                                line_.head_dim || line_.mask || line_.softmax_scale;
-    if (!options_.bench || problem_given || !options_.kernel.empty() || chapter_.bench_problems.empty()) return;
-    if (kernels_.empty()) return;
+    if (!options_.bench || problem_given || !options_.kernel.empty() || kernels_.empty()) return {};
+    std::vector<attention::Problem> problems = chapter_.bench_problems;
+    for (attention::Problem& p : problems) p.element_type = line_.element_type.value_or(p.element_type);
+    return problems;
+  }
+
+  /// Checks and times all on these.
+  void run_grid() {
+    const std::vector<attention::Problem> problems = further_problems();
+    if (problems.empty()) return;
     cases_.clear();  // their inputs would take memory all the while
-    for (const attention::Problem& problem : chapter_.bench_problems) {
+    for (const attention::Problem& problem : problems) {
       progress(problem.describe());
       results_.grid.push_back({problem, {}});
       std::vector<Row>& rows = results_.grid.back().rows;
@@ -340,11 +355,11 @@ class Runner : public Program {
     print(wrap(fmt::format("Chapter {}, {}: {}", chapter_.number, chapter_.name, chapter_.idea)) + "\n\n");
     print(wrap("machine:  " + describe(gpu::device(), line_.emulator), 10) + "\n");
     if (!chapter_.takes_problem) return;
-    // describe() names the scale where one was given.
-    const std::string scale =
-        options_.problem.softmax_scale ? "" : fmt::format(", scale {:.6g}", options_.problem.scale());
-    print(wrap(fmt::format("problem:  {}{}, fp32, seed {}", options_.problem.describe(), scale, options_.seed), 10) +
-          "\n");
+    // describe() names the scale where one was given, and the element type where it is not fp32.
+    const attention::Problem& p = options_.problem;
+    const std::string scale = p.softmax_scale ? "" : fmt::format(", scale {:.6g}", p.scale());
+    const char* type = p.element_type == attention::ElementType::fp32 ? ", fp32" : "";
+    print(wrap(fmt::format("problem:  {}{}{}, seed {}", p.describe(), scale, type, options_.seed), 10) + "\n");
   }
 
   void print(const std::string& text) {

@@ -30,13 +30,14 @@ struct Row {
   std::string kernel;
   std::string summary;
   Pass pass = Pass::forward;
+  attention::ElementType element_type = attention::ElementType::fp32;  ///< of its problem
   /// Worst relative error against float64; backward of the gradient that takes the largest share of what it is allowed.
   std::optional<double> error;
   std::optional<double> allowed;          ///< what the accuracy rule allows
   std::string verdict;                    ///< "right", or what is wrong
   std::optional<double> seconds;          ///< median of the samples
   std::optional<double> flops;            ///< credited FLOPs of the problem
-  std::optional<double> peak_flops;       ///< the roof it is compared with, FLOP/s
+  std::optional<double> peak_flops;       ///< the roof it is compared with (timing.hpp), FLOP/s
   std::optional<double> bytes_counted;    ///< global bytes, by the checking emulator
   std::optional<double> bytes_predicted;  ///< the same by the model
   std::optional<double> workspace_bytes;
@@ -113,10 +114,10 @@ struct Chapter {
   std::vector<ForwardKernel> forward;    ///< run and tabled in this order; with --bench timed in rounds (rounds.hpp)
   std::vector<BackwardKernel> backward;  ///< likewise, in a table and in rounds of their own after the forward's
   /// Names of peers (peers.hpp) that --bench checks and times beside the forward kernels, e.g.
-  /// "pytorch_efficient_fp32".
+  /// "pytorch_efficient_fp32". Those of an element type that none of the problems has are left out.
   std::vector<std::string> peers;
   /// --bench times the kernels and peers on these, too, and tables them as "grid"; not where the command line names a
-  /// kernel or a problem.
+  /// kernel or a problem. An element type alone it may name: it is then that of all of these.
   std::vector<attention::Problem> bench_problems;
   std::vector<Section> sections;  ///< run after the table; left out when `--kernel` picks one kernel
 };

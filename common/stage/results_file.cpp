@@ -5,6 +5,7 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "common/stage/command_line.hpp"
 
@@ -12,6 +13,7 @@ namespace stage {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using attention::ElementType;
 
 constexpr int kFormat =
     1;  // of docs/results/<gpu>.json; raised when a reader of the old form would misread the new one
@@ -41,6 +43,10 @@ MeasuredMachine read_measured(const Json& object) {
 
 std::string folder_of(const Json& chapter) {
   return chapter.at("number").get<std::string>() + "_" + chapter.at("name").get<std::string>();
+}
+
+std::string in_type(const std::string& folder, ElementType type) {
+  return type == ElementType::fp32 ? folder : folder + ", " + attention::name(type);
 }
 
 std::string slug(const std::string& name) {
@@ -108,11 +114,11 @@ std::string merge_results(const std::vector<std::string>& paths, const std::stri
     throw BadArgument(fmt::format("'{}' {}; allowed: {}", path, what, kChapterFiles));
   };
   Json machine;
-  std::map<std::string, Json> chapters;  // the folders' names sort as the book does
+  std::map<std::pair<std::string, ElementType>, Json> chapters;  // the folders' names sort as the book does
   for (const std::string& path : paths) {
     Json object = read_json(path, kChapterFiles);
     try {
-      read_step(object);  // whatever the tables will need is there
+      const ElementType type = read_step(object).element_type;  // and whatever the tables will need is there
       const std::string folder = folder_of(object.at("chapter"));
       if (object.at("machine").at("emulated").get<bool>())
         refuse(path, "comes from the emulator, which measures no time");
@@ -123,11 +129,11 @@ std::string merge_results(const std::vector<std::string>& paths, const std::stri
       if (here != machine) {
         refuse(path, fmt::format("was measured on another machine, driver or CUDA than '{}'", paths.front()));
       }
-      if (chapters.contains(folder)) refuse(path, fmt::format("is the second file of {}", folder));
+      if (chapters.contains({folder, type})) refuse(path, "is the second file of " + in_type(folder, type));
       const auto of_chapter = hashes.find(folder);
       if (of_chapter == hashes.end()) refuse(path, fmt::format("is of {}, whose kernel files have no hash", folder));
       object["hashes"] = of_chapter->second;
-      chapters[folder] = object;
+      chapters[{folder, type}] = object;
     } catch (const BadArgument&) {
       throw;
     } catch (const std::exception& malformed) {
@@ -143,7 +149,7 @@ std::string merge_results(const std::vector<std::string>& paths, const std::stri
   }
   if (const auto common = hashes.find(kCommon); common != hashes.end()) merged["common"] = common->second;
   merged["chapters"] = Json::array();
-  for (const auto& [folder, chapter] : chapters) merged["chapters"].push_back(chapter);
+  for (const auto& [key, chapter] : chapters) merged["chapters"].push_back(chapter);
   file_name = slug(machine.at("name").get<std::string>()) + ".json";
   return to_text(merged);
 }

@@ -41,7 +41,7 @@ struct MeasuredMachine {
 /// \param seen what the GPU said about its clocks meanwhile, a line a look; kept as it is.
 /// \param[out] file_name of the results of this GPU, "nvidia-h200.json".
 /// \throws BadArgument for a file that is malformed, of the emulator, not right, of another GPU or of a chapter that
-/// came before, and for a chapter without a hash.
+/// came before in the same element type, and for a chapter without a hash.
 std::string merge_results(const std::vector<std::string>& paths, const std::string& date, const std::string& commit,
                           const KernelHashes& hashes, const std::string& seen, std::string& file_name);
 
@@ -53,6 +53,9 @@ std::string slug(const std::string& name);
 
 /// "02_naive_gpu" of the JSON's `chapter`. \throws std::exception if it is malformed, like those below.
 std::string folder_of(const nlohmann::ordered_json& chapter);
+
+/// "07_tensor_cores, bf16"; in fp32 the folder alone.
+std::string in_type(const std::string& folder, attention::ElementType type);
 
 /// The JSON's `machine`, a GPU.
 gpu::DeviceInfo read_machine(const nlohmann::ordered_json& object);

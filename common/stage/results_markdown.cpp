@@ -151,6 +151,7 @@ std::string rows_markdown(const std::vector<Row>& rows, const std::optional<doub
     if (!row.summary.empty()) legend += "\n- " + name + ": " + escaped(row.summary);
     if (row.verdict.starts_with("refused")) legend += "\n- " + name + ": " + escaped(row.verdict);
   }
+  if (const std::string roof = roof_meaning(rows); !roof.empty()) legend += "\n- of roof: " + roof;
   if (in_rounds) {
     legend +=
         "\n- × step before: time of the row above over this one's, round by round; median (10th … 90th percentile)";
@@ -165,7 +166,9 @@ std::string rows_markdown(const std::vector<Row>& rows, const std::optional<doub
 std::string measured_chapter(const MeasuredChapter& chapter, const std::vector<std::string>& tables,
                              const std::optional<double>& ceiling, bool stale) {
   std::string out;
-  if (!chapter.step.problem.empty()) out += "\nProblem: " + escaped(chapter.step.problem) + ", fp32.\n";
+  // The text names other types than fp32.
+  const char* type = chapter.step.element_type == attention::ElementType::fp32 ? ", fp32" : "";
+  if (!chapter.step.problem.empty()) out += "\nProblem: " + escaped(chapter.step.problem) + type + ".\n";
   const std::vector<Row> forward = rows_of(chapter.step.rows, Pass::forward);
   const std::vector<Row> backward = rows_of(chapter.step.rows, Pass::backward);
   const bool both = !forward.empty() && !backward.empty();
@@ -243,7 +246,7 @@ std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const 
     const Results::Table forward = ladder_table(steps, Pass::forward), backward = ladder_table(steps, Pass::backward);
     if (forward.rows.empty() && backward.rows.empty()) continue;
     out += (out.empty() ? "" : "\n") + describe(measured) +
-           "A ratio stands where the row above solved the same problem.\n\n";
+           "A ratio stands where the row above solved the same problem." + roof_sentence(steps) + "\n\n";
     if (!forward.rows.empty()) out += markdown_table(forward.header, forward.rows);
     if (!backward.rows.empty()) {
       out += (forward.rows.empty() ? "" : "\n") + std::string(kBackwardLadder) + "\n\n" +

@@ -229,6 +229,18 @@ std::string rows_table(const std::vector<Row>& rows) {
   return legend.empty() ? out : out + '\n' + legend;
 }
 
+std::string roof_meaning(const std::vector<Row>& rows) {
+  bool in_fp32 = false, in_16_bits = false;
+  for (const Row& row : rows) {
+    if (row.peak_flops) (row.element_type == attention::ElementType::fp32 ? in_fp32 : in_16_bits) = true;
+  }
+  if (!in_16_bits) return "";
+  return in_fp32
+             ? "in fp32 the datasheet's peak of the fp32 units, in 16 bits that of the tensor cores, or what device "
+               "memory allows"
+             : "the datasheet's peak of the tensor cores, or what device memory allows";
+}
+
 std::string times_table(const std::vector<Row>& rows) {
   std::vector<std::string> header = {"kernel",  "samples", "time",          "10th … 90th percentile",
                                      "TFLOP/s", "of roof", "× step before", "× best peer"};
@@ -250,6 +262,7 @@ std::string times_table(const std::vector<Row>& rows) {
   drop_empty_columns(header, cells);
 
   std::string legend;
+  if (const std::string roof = roof_meaning(rows); !roof.empty()) legend += wrap("of roof: " + roof, 2) + '\n';
   if (in_rounds) {
     legend += wrap(
         "× step before: time of the row above over this one's, round by round; median (10th … 90th percentile)", 2);

@@ -56,6 +56,9 @@ void drop_empty_columns(std::vector<std::string>& header, std::vector<std::vecto
 /// The chapters' common table, its legend, and the refusals in full.
 std::string rows_table(const std::vector<Row>& rows);
 
+/// What the roof is in a table with rows in 16 bits, after "of roof: "; empty where all are in fp32 or none has a roof.
+std::string roof_meaning(const std::vector<Row>& rows);
+
 /// What was timed: number of samples, median, spread, rate, share of the roof, ratios to the row before and to the best
 /// peer. Empty if nothing was.
 std::string times_table(const std::vector<Row>& rows);

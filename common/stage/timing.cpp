@@ -90,14 +90,16 @@ double credited_flops(const attention::Problem& p, Pass pass) {
   return pass == Pass::forward ? attention::forward_flops(p) : attention::backward_flops(p);
 }
 
-std::optional<double> fp32_roof(const gpu::DeviceInfo& device, const attention::Problem& p, Pass pass) {
-  const double forward_bytes = attention::compulsory_traffic(p, sizeof(float)).total();
+std::optional<double> roof(const gpu::DeviceInfo& device, const attention::Problem& p, Pass pass) {
+  const double forward_bytes = attention::compulsory_traffic(p, attention::element_bytes(p.element_type)).total();
   // Backward, dO, dQ, dK and dV come on top: as large as O, Q, K and V.
   const double lse_bytes = sizeof(float) * static_cast<double>(p.elements_lse());
   const double bytes = pass == Pass::forward ? forward_bytes : 2 * forward_bytes - lse_bytes;
   const attention::Machine* machine = known_machine(device);
   if (bytes <= 0 || !machine) return std::nullopt;
-  return attention::attainable_flops(credited_flops(p, pass) / bytes, machine->fp32_flops, machine->bytes_per_second);
+  const bool fp32 = p.element_type == attention::ElementType::fp32;
+  return attention::attainable_flops(credited_flops(p, pass) / bytes,
+                                     fp32 ? machine->fp32_flops : machine->tensor_flops, machine->bytes_per_second);
 }
 
 }  // namespace stage

@@ -43,9 +43,9 @@ const attention::Machine* known_machine(const gpu::DeviceInfo& device);
 /// FLOPs that a kernel of this pass is credited with; recomputation earns none.
 double credited_flops(const attention::Problem& p, Pass pass);
 
-/// FLOP/s that an fp32 kernel could reach on this machine: the fp32 peak, or what device memory allows when each of the
-/// pass's arrays (any_kernel.hpp) crosses it once. Nothing for a machine whose datasheet figures are not in
-/// attention::known_machines().
-std::optional<double> fp32_roof(const gpu::DeviceInfo& device, const attention::Problem& p, Pass pass = Pass::forward);
+/// FLOP/s that a kernel could reach on this machine: the peak of the fp32 units, or in 16 bits that of the tensor
+/// cores, or what device memory allows when each of the pass's arrays (any_kernel.hpp) crosses it once. Nothing for a
+/// machine whose datasheet figures are not in attention::known_machines().
+std::optional<double> roof(const gpu::DeviceInfo& device, const attention::Problem& p, Pass pass = Pass::forward);
 
 }  // namespace stage

@@ -46,6 +46,7 @@ void start_copy(void* to_smem, const void* from_gmem, std::size_t bytes, bool va
     observe_access(to_smem, bytes, AccessKind::store, place);
     block.race->set_pending(block.rank, offset, bytes, place);
   }
+  if (leads_warp() && me.copies.started.size() == committed(me.copies)) record(TimelineEvent::Kind::issue, site);
   const AsyncCopy copy{static_cast<unsigned char*>(to_smem), valid ? from_gmem : nullptr, bytes, site, place};
   if (block.launch.options.delivery == Delivery::immediately) {
     arrive(copy);
@@ -64,6 +65,7 @@ void commit_copies() {
 void wait_copies(std::size_t newest_left, Site site) {
   const Unwatched scope;
   if (switched_off(site)) return;
+  const TimelineWait timeline(site);
   Block& block = *t_thread->block;
   auto& [started, groups] = t_thread->copies;
   if (groups.size() <= newest_left) return;

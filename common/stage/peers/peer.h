@@ -16,7 +16,8 @@ extern "C" {
 /// Raised when a program would misread an older library.
 #define BOOK_PEER_INTERFACE 1
 
-/// Type of the elements of Q, K, V and O. LSE is always fp32.
+/// Type of the elements of Q, K, V and O. LSE is always fp32. fp16 is IEEE's binary16; a bf16 is the upper half of an
+/// fp32.
 enum BookPeerElement { BOOK_PEER_FP32 = 0, BOOK_PEER_BF16 = 1, BOOK_PEER_FP16 = 2 };
 
 /// Distances in elements between neighbours in [batch, seqlen, heads, head_dim]; the innermost is 1.
@@ -42,7 +43,7 @@ typedef struct BookPeerForward {
 typedef struct BookPeer {
   const char* name;     ///< "pytorch_efficient_fp32"
   const char* summary;  ///< a sentence
-  int element;          ///< a BookPeerElement
+  int element;          ///< a BookPeerElement: the only one that it is given
   int gives_lse;
   /// Whether it takes the problem; the sentence says what is allowed. Looks at sizes and mask only.
   int (*require)(const BookPeerForward* forward, char* sentence, size_t size);

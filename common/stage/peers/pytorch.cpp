@@ -118,7 +118,8 @@ constexpr at::ScalarType scalar_type(BookPeerElement element) {
                                      : at::ScalarType::Float;
 }
 
-/// What the last run returned. Never destroyed: at the end of the process CUDA may be gone before it.
+/// What the last run returned, whatever the element type was. Never destroyed: at the end of the process CUDA may be
+/// gone before it.
 template <auto attend>
 Results& kept() {
   static auto* const results = new Results;
@@ -184,6 +185,8 @@ const BookPeer kPeers[] = {
                                "two matrix products and a softmax in fp32, S and P in device memory; returns no LSE"),
     peer<flash, BOOK_PEER_BF16>("pytorch_flash_bf16", true, "its copy of FlashAttention-2"),
     peer<cudnn, BOOK_PEER_BF16>("pytorch_cudnn_bf16", true, "cuDNN's fused attention"),
+    peer<flash, BOOK_PEER_FP16>("pytorch_flash_fp16", true, "its copy of FlashAttention-2"),
+    peer<cudnn, BOOK_PEER_FP16>("pytorch_cudnn_fp16", true, "cuDNN's fused attention"),
 };
 
 void release() {

@@ -284,8 +284,8 @@ TEST_CASE("both plain forms are right by their own yardstick") {
   const InputKind kind = GENERATE(InputKind::normal, InputKind::huge_scores);
   const Case c = make_case(ordinary(), kind, 13, true);
   for (const auto form : {attention::PlainForm::textbook, attention::PlainForm::folded_scale}) {
-    const auto plain = attention::plain_backward_f32(c.p, c.in.q, c.in.k, c.in.v, c.yardstick.o, c.yardstick.lse,
-                                                     c.dout, c.dlse, form);
+    const auto plain =
+        attention::plain_backward(c.p, c.in.q, c.in.k, c.in.v, c.yardstick.o, c.yardstick.lse, c.dout, c.dlse, form);
     CHECK(judge(c, {plain.dq, plain.dk, plain.dv}).right);
   }
 }

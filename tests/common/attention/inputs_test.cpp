@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
+#include <tuple>
 
 #include "common/attention/reference.hpp"
 #include "tests/catch.hpp"
 
+using attention::ElementType;
 using attention::InputKind;
 using attention::Inputs;
 using attention::make_inputs;
@@ -142,6 +145,113 @@ TEST_CASE("scores rise, fall and are huge at any scale") {
     CHECK(scores.front() < 0);
     CHECK(std::any_of(scores.begin(), scores.end(), [](double s) { return s > 0; }));
   });
+}
+
+TEST_CASE("in 16 bits every element is one of the type, and gaps stay NaN", "[C18]") {
+  const ElementType type = GENERATE(ElementType::fp16, ElementType::bf16);
+  const InputKind kind = GENERATE(InputKind::normal, InputKind::one_hot_v, InputKind::rising_scores,
+                                  InputKind::falling_scores, InputKind::huge_scores, InputKind::constant_scores);
+  const int head_dim = GENERATE(1, 8, 256);
+  Problem p{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 3, .seqlen_kv = 40, .head_dim = head_dim};
+  p.k_strides = p.dout_strides = Strides{100 * 300, 600, 300, 1};
+  p.element_type = type;
+  const Inputs in = make_inputs(p, kind, 1);
+  const auto dout = attention::make_output_gradient(p, 1);
+  for (const auto* array : {&in.q, &in.k, &in.v, &dout})
+    CHECK(std::all_of(array->begin(), array->end(), [type](float x) {
+      return std::isnan(x) || (std::isfinite(x) && x == attention::rounded(x, type));
+    }));
+  const auto nans = [](const std::vector<float>& a) {
+    return std::count_if(a.begin(), a.end(), [](float x) { return std::isnan(x); });
+  };
+  CHECK(nans(in.q) + nans(in.v) == 0);
+  CHECK(nans(in.k) == p.elements_k() - 2 * 40 * head_dim);
+  CHECK(nans(dout) == p.elements_dout() - 2 * 3 * 2 * head_dim);
+}
+
+TEST_CASE("16-bit inputs are those of fp32, rounded; huge K is not") {
+  Problem p{.heads_q = 2, .heads_kv = 1, .seqlen_q = 5, .seqlen_kv = 40, .head_dim = 32};
+  const auto rounded_to = [](std::vector<float> values, ElementType type) {
+    for (float& x : values) x = attention::rounded(x, type);
+    return values;
+  };
+  for (const InputKind kind : {InputKind::normal, InputKind::rising_scores, InputKind::huge_scores})
+    for (const ElementType type : {ElementType::fp16, ElementType::bf16}) {
+      INFO(name(kind) << ", " << name(type));
+      p.element_type = ElementType::fp32;
+      const Inputs exact = make_inputs(p, kind, 3);
+      const auto dout = attention::make_output_gradient(p, 3);
+      p.element_type = type;
+      const Inputs in = make_inputs(p, kind, 3);
+      CHECK(in.q == rounded_to(exact.q, type));
+      CHECK(in.v == rounded_to(exact.v, type));
+      CHECK((in.k == rounded_to(exact.k, type)) == (kind != InputKind::huge_scores));
+      CHECK(in.v != exact.v);
+      CHECK(attention::make_output_gradient(p, 3) == rounded_to(dout, type));
+    }
+}
+
+TEST_CASE("scores rise, fall and are huge in 16 bits too") {
+  Problem p{.heads_q = 4, .heads_kv = 2, .seqlen_q = 5, .seqlen_kv = 70};
+  p.element_type = GENERATE(ElementType::fp16, ElementType::bf16);
+  p.head_dim = GENERATE(32, 256);
+  p.softmax_scale = GENERATE(std::optional<float>(), std::optional<float>(0.7f), std::optional<float>(-2.0f),
+                             std::optional<float>(1e-4f));
+  INFO(p.describe());
+  for_each_row_of_scores(p, make_inputs(p, InputKind::rising_scores, 5), [](const std::vector<double>& scores) {
+    CHECK(std::is_sorted(scores.begin(), scores.end()));
+    CHECK(scores.back() - scores.front() > 0.2 * 69);
+    CHECK(scores.back() - scores.front() < 0.3 * 69 + 1);
+  });
+  for_each_row_of_scores(p, make_inputs(p, InputKind::falling_scores, 5), [](const std::vector<double>& scores) {
+    CHECK(std::is_sorted(scores.rbegin(), scores.rend()));
+  });
+  for_each_row_of_scores(p, make_inputs(p, InputKind::huge_scores, 5), [](const std::vector<double>& scores) {
+    CHECK(std::all_of(scores.begin(), scores.end(), [](double s) { return std::abs(s) > 6e3 && std::abs(s) < 14e3; }));
+    CHECK(scores.front() < 0);
+    // Keys of one sign: a few units apart, no two the same.
+    std::vector<double> positive;
+    std::copy_if(scores.begin(), scores.end(), std::back_inserter(positive), [](double s) { return s > 0; });
+    REQUIRE(positive.size() > 10);
+    std::sort(positive.begin(), positive.end());
+    CHECK(positive.back() - positive.front() > 1);
+    CHECK(positive.back() - positive.front() < 10);
+    CHECK(std::adjacent_find(positive.begin(), positive.end()) == positive.end());
+  });
+}
+
+TEST_CASE("rising scores in 16 bits rise by a quarter near the middle, and as steeply on the whole farther out") {
+  const ElementType type = GENERATE(ElementType::fp16, ElementType::bf16);
+  const int seqlen = type == ElementType::fp16 ? 6000 : 2000;
+  const int near = type == ElementType::fp16 ? 1990 : 245;
+  Problem p{.seqlen_q = 3, .seqlen_kv = seqlen, .head_dim = 64};
+  p.element_type = type;
+  const double ulp = attention::unit_in_last_place(type);
+  for_each_row_of_scores(p, make_inputs(p, InputKind::rising_scores, 5), [&](const std::vector<double>& scores) {
+    CHECK(std::is_sorted(scores.begin(), scores.end()));
+    const double slope = (scores.back() - scores.front()) / (seqlen - 1);  // 0.25 times the mean of the row of Q
+    CHECK_THAT(slope, WithinAbs(0.25, 0.05));
+    const double middle = 0.5 * (seqlen - 1);
+    double largest_step = 0, smallest_step = 1, farthest = 0;
+    for (int j = 0; j + 1 < seqlen; ++j) {
+      farthest = std::max(farthest, std::abs(scores[j] - slope * (j - middle)) - 0.1);
+      if (std::abs(j - middle) > near) continue;
+      largest_step = std::max(largest_step, scores[j + 1] - scores[j]);
+      smallest_step = std::min(smallest_step, scores[j + 1] - scores[j]);
+    }
+    CHECK(smallest_step > 0.05);
+    CHECK(largest_step < 0.45);
+    CHECK(farthest < ulp * slope * middle);
+  });
+}
+
+TEST_CASE("a scale that fp16 cannot make large scores of is refused") {
+  Problem p{.seqlen_q = 2, .seqlen_kv = 4, .head_dim = 32, .softmax_scale = 1e-9f};
+  p.element_type = ElementType::fp16;
+  CHECK_THROWS_WITH(make_inputs(p, InputKind::huge_scores, 1),
+                    ContainsText("is too small for scores this large in fp16"));
+  p.element_type = ElementType::bf16;
+  CHECK_NOTHROW(make_inputs(p, InputKind::huge_scores, 1));
 }
 
 TEST_CASE("constant scores make every visible key count the same") {

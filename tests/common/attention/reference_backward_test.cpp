@@ -74,8 +74,7 @@ void check_plain_agrees(const Problem& p, const Inputs& in, const Floats& dout, 
   const ReferenceBackward reference = reference_backward(p, in.q, in.k, in.v, dout, dlse);
   const GivenForward given = round_to_float(reference_forward(p, in.q, in.k, in.v));
   for (const PlainForm form : {PlainForm::textbook, PlainForm::folded_scale}) {
-    const PlainBackward plain =
-        attention::plain_backward_f32(p, in.q, in.k, in.v, given.o, given.lse, dout, dlse, form);
+    const PlainBackward plain = attention::plain_backward(p, in.q, in.k, in.v, given.o, given.lse, dout, dlse, form);
     check_near({plain.dq.begin(), plain.dq.end()}, reference.dq, tolerance);
     check_near({plain.dk.begin(), plain.dk.end()}, reference.dk, tolerance);
     check_near({plain.dv.begin(), plain.dv.end()}, reference.dv, tolerance);
@@ -439,7 +438,7 @@ TEST_CASE("the two plain forms round differently") {
   const Floats dout = make_output_gradient(p, 10);
   const GivenForward given = round_to_float(reference_forward(p, in.q, in.k, in.v));
   const auto form = [&](PlainForm which) {
-    return attention::plain_backward_f32(p, in.q, in.k, in.v, given.o, given.lse, dout, {}, which);
+    return attention::plain_backward(p, in.q, in.k, in.v, given.o, given.lse, dout, {}, which);
   };
   const PlainBackward textbook = form(PlainForm::textbook), folded = form(PlainForm::folded_scale);
   CHECK(textbook.dq != folded.dq);
@@ -453,8 +452,8 @@ TEST_CASE("the plain forms sum in opposite orders") {
   const float tiny = 0x1p-24f, sum = 1 + 0x1p-23f;
   Problem p{.seqlen_q = 3, .seqlen_kv = 1, .head_dim = 1, .softmax_scale = 1.0f};
   const auto form = [&p](const Inputs& in, const Floats& dout, PlainForm which) {
-    return attention::plain_backward_f32(p, in.q, in.k, in.v, Floats(dout.size(), 0.0f), Floats(dout.size(), 0.0f),
-                                         dout, {}, which);
+    return attention::plain_backward(p, in.q, in.k, in.v, Floats(dout.size(), 0.0f), Floats(dout.size(), 0.0f), dout,
+                                     {}, which);
   };
   const Inputs over_queries{{0, 0, 0}, {1}, {1}};
   CHECK(form(over_queries, {1, tiny, tiny}, PlainForm::textbook).dv == Floats{1});
@@ -473,7 +472,7 @@ TEST_CASE("layouts of dO and O make no difference to the gradients", "[C18]") {
   const Floats dout = make_output_gradient(dense, 7);
   const ReferenceBackward backward = reference_backward(dense, in.q, in.k, in.v, dout);
   const GivenForward given = round_to_float(reference_forward(dense, in.q, in.k, in.v));
-  const PlainBackward plain = attention::plain_backward_f32(dense, in.q, in.k, in.v, given.o, given.lse, dout);
+  const PlainBackward plain = attention::plain_backward(dense, in.q, in.k, in.v, given.o, given.lse, dout);
 
   Problem p = dense;
   SECTION("dO transposed and padded, O otherwise") {
@@ -481,7 +480,7 @@ TEST_CASE("layouts of dO and O make no difference to the gradients", "[C18]") {
     const Floats strided = make_output_gradient(p, 7);
     CHECK(std::isnan(strided[16]));
     check_equal(reference_backward(p, in.q, in.k, in.v, strided), backward);
-    CHECK(attention::plain_backward_f32(p, in.q, in.k, in.v, given.o, given.lse, strided).dk == plain.dk);
+    CHECK(attention::plain_backward(p, in.q, in.k, in.v, given.o, given.lse, strided).dk == plain.dk);
   }
   SECTION("O padded, and dO with it") {
     p.o_strides = Strides{33 * 4 * 24, 4 * 24, 24, 1};
@@ -490,7 +489,7 @@ TEST_CASE("layouts of dO and O make no difference to the gradients", "[C18]") {
     check_equal(reference_backward(p, in.q, in.k, in.v, strided), backward);
     Floats o(p.elements_o(), NAN);
     for (int row = 0; row < 2 * 33 * 4; ++row) std::copy_n(given.o.data() + row * 16, 16, o.data() + row * 24);
-    const PlainBackward padded = attention::plain_backward_f32(p, in.q, in.k, in.v, o, given.lse, strided);
+    const PlainBackward padded = attention::plain_backward(p, in.q, in.k, in.v, o, given.lse, strided);
     CHECK(padded.dq == plain.dq);
     CHECK(padded.dk == plain.dk);
     CHECK(padded.dv == plain.dv);
@@ -502,8 +501,8 @@ TEST_CASE("layouts of dO and O make no difference to the gradients", "[C18]") {
     for (int row = 0; row < 2 * 33 * 4; ++row) repeated.insert(repeated.end(), one_row.begin(), one_row.end());
     check_equal(reference_backward(p, in.q, in.k, in.v, one_row),
                 reference_backward(dense, in.q, in.k, in.v, repeated));
-    CHECK(attention::plain_backward_f32(p, in.q, in.k, in.v, given.o, given.lse, one_row).dq ==
-          attention::plain_backward_f32(dense, in.q, in.k, in.v, given.o, given.lse, repeated).dq);
+    CHECK(attention::plain_backward(p, in.q, in.k, in.v, given.o, given.lse, one_row).dq ==
+          attention::plain_backward(dense, in.q, in.k, in.v, given.o, given.lse, repeated).dq);
   }
   SECTION("the layout that the gradients will have plays no part here") {
     p.dq_strides = Strides{5 * 33 * 20, 20, 33 * 20, 1};
@@ -518,7 +517,7 @@ TEST_CASE("gradients without queries or without keys") {
   CHECK(pass.gradients.dq.empty());
   CHECK(pass.gradients.dk == std::vector<double>(12, 0.0));
   CHECK(pass.magnitudes.dv == std::vector<double>(6, 0.0));
-  CHECK(attention::plain_backward_f32(p, in.q, in.k, in.v, {}, {}, {}).dk == Floats(12, 0.0f));
+  CHECK(attention::plain_backward(p, in.q, in.k, in.v, {}, {}, {}).dk == Floats(12, 0.0f));
 
   p.seqlen_q = 3;
   p.seqlen_kv = 0;
@@ -529,8 +528,7 @@ TEST_CASE("gradients without queries or without keys") {
   CHECK(pass.magnitudes.dq == std::vector<double>(12, 0.0));
   CHECK(pass.forward.lse == std::vector<double>(12, -kInfinity));
   const Floats lse(12, -std::numeric_limits<float>::infinity());
-  CHECK(attention::plain_backward_f32(p, in.q, in.k, in.v, Floats(24, 0.0f), lse, Floats(24, 1.0f)).dq ==
-        Floats(24, 0.0f));
+  CHECK(attention::plain_backward(p, in.q, in.k, in.v, Floats(24, 0.0f), lse, Floats(24, 1.0f)).dq == Floats(24, 0.0f));
 }
 
 TEST_CASE("spans of gradients that are too short are refused") {
@@ -539,11 +537,9 @@ TEST_CASE("spans of gradients that are too short are refused") {
                     "dout must hold 8 elements: it holds 7");
   CHECK_THROWS_WITH(reference_backward(p, Floats(8), Floats(12), Floats(12), Floats(8), Floats(1)),
                     "dlse must hold 2 elements: it holds 1");
-  CHECK_THROWS_WITH(
-      attention::plain_backward_f32(p, Floats(8), Floats(12), Floats(12), Floats(7), Floats(2), Floats(8)),
-      "o must hold 8 elements: it holds 7");
-  CHECK_THROWS_WITH(
-      attention::plain_backward_f32(p, Floats(8), Floats(12), Floats(12), Floats(8), Floats(1), Floats(8)),
-      "lse must hold 2 elements: it holds 1");
+  CHECK_THROWS_WITH(attention::plain_backward(p, Floats(8), Floats(12), Floats(12), Floats(7), Floats(2), Floats(8)),
+                    "o must hold 8 elements: it holds 7");
+  CHECK_THROWS_WITH(attention::plain_backward(p, Floats(8), Floats(12), Floats(12), Floats(8), Floats(1), Floats(8)),
+                    "lse must hold 2 elements: it holds 1");
   CHECK_NOTHROW(attention::reference_pass(p, Floats(8), Floats(12), Floats(12), Floats(8), Floats(2)));
 }

@@ -44,7 +44,7 @@ void check_near(const std::vector<double>& values, const std::vector<double>& ex
 /// Both fp32 forms give what the reference gives, as closely as fp32 can.
 void check_plain_agrees(const Problem& p, const Inputs& in, const ReferenceForward& reference, double tolerance) {
   for (const PlainForm form : {PlainForm::textbook, PlainForm::folded_scale}) {
-    const auto plain = attention::plain_forward_f32(p, in.q, in.k, in.v, form);
+    const auto plain = attention::plain_forward(p, in.q, in.k, in.v, form);
     check_near({plain.o.begin(), plain.o.end()}, reference.o, tolerance);
     check_near({plain.lse.begin(), plain.lse.end()}, reference.lse, tolerance);
   }
@@ -248,7 +248,7 @@ TEST_CASE("four layouts of equal values give equal bits", "[C18]") {
   const Floats dout = attention::make_output_gradient(dense, 7);
   const ReferenceForward forward = reference_forward(dense, in.q, in.k, in.v);
   const ReferenceBackward backward = reference_backward(dense, in.q, in.k, in.v, dout);
-  const auto plain = attention::plain_forward_f32(dense, in.q, in.k, in.v);
+  const auto plain = attention::plain_forward(dense, in.q, in.k, in.v);
 
   Problem p = dense;
   SECTION("heads first, then transposed; O padded") {
@@ -273,7 +273,7 @@ TEST_CASE("four layouts of equal values give equal bits", "[C18]") {
         v_span(v, p.elements_v());
     check_equal(reference_forward(p, q_span, k_span, v_span), forward);
     check_equal(reference_backward(p, q_span, k_span, v_span, dout), backward);
-    CHECK(attention::plain_forward_f32(p, q_span, k_span, v_span).o == plain.o);
+    CHECK(attention::plain_forward(p, q_span, k_span, v_span).o == plain.o);
   }
   SECTION("K in every second row, V contiguous") {
     p.k_strides = Strides{2 * 65 * 128, 2 * 128, 64, 1};
@@ -281,7 +281,7 @@ TEST_CASE("four layouts of equal values give equal bits", "[C18]") {
     CHECK(std::isnan(strided.k[128]));
     check_equal(reference_forward(p, strided.q, strided.k, strided.v), forward);
     check_equal(reference_backward(p, strided.q, strided.k, strided.v, dout), backward);
-    CHECK(attention::plain_forward_f32(p, strided.q, strided.k, strided.v).lse == plain.lse);
+    CHECK(attention::plain_forward(p, strided.q, strided.k, strided.v).lse == plain.lse);
   }
   SECTION("an innermost stride other than 1 is refused") {
     p.k_strides = Strides{65 * 256, 256, 128, 2};

@@ -10,6 +10,7 @@
 #include <iostream>
 #include <iterator>
 #include <stdexcept>
+#include <type_traits>
 
 #include "common/attention/reference.hpp"
 #include "common/gpu/device.hpp"
@@ -80,8 +81,8 @@ std::size_t size(std::int64_t elements) { return static_cast<std::size_t>(elemen
 /// Plain attention on host arrays that the arguments point to.
 void attend(const attention::ForwardArgs<float>& a) {
   const attention::Problem p = problem_of(a);
-  const auto plain = attention::plain_forward_f32(p, {a.q_gmem, size(p.elements_q())}, {a.k_gmem, size(p.elements_k())},
-                                                  {a.v_gmem, size(p.elements_v())});
+  const auto plain = attention::plain_forward(p, {a.q_gmem, size(p.elements_q())}, {a.k_gmem, size(p.elements_k())},
+                                              {a.v_gmem, size(p.elements_v())});
   std::copy(plain.o.begin(), plain.o.end(), a.o_gmem);
   std::copy(plain.lse.begin(), plain.lse.end(), a.lse_gmem);
 }
@@ -89,12 +90,49 @@ void attend(const attention::ForwardArgs<float>& a) {
 /// Its gradients, likewise.
 void attend_backward(const attention::BackwardArgs<float>& a) {
   const attention::Problem p = problem_of(a);
-  const auto plain = attention::plain_backward_f32(
+  const auto plain = attention::plain_backward(
       p, {a.q_gmem, size(p.elements_q())}, {a.k_gmem, size(p.elements_k())}, {a.v_gmem, size(p.elements_v())},
       {a.o_gmem, size(p.elements_o())}, {a.lse_gmem, size(p.elements_lse())}, {a.dout_gmem, size(p.elements_dout())});
   std::copy(plain.dq.begin(), plain.dq.end(), a.dq_gmem);
   std::copy(plain.dk.begin(), plain.dk.end(), a.dk_gmem);
   std::copy(plain.dv.begin(), plain.dv.end(), a.dv_gmem);
+}
+
+template <class T>
+constexpr attention::ElementType kTypeOf =
+    std::is_same_v<T, gpu::fp16> ? attention::ElementType::fp16 : attention::ElementType::bf16;
+
+/// Elements of a dense array on the host, and the way back. Their type is only declared here.
+template <stage::SixteenBits T>
+std::vector<float> numbers(const T* x, std::int64_t elements) {
+  return attention::decode({reinterpret_cast<const std::byte*>(x), 2 * size(elements)}, kTypeOf<T>);
+}
+template <stage::SixteenBits T>
+void store(const std::vector<float>& values, T* x) {
+  const auto bytes = attention::encode(values, kTypeOf<T>);
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(x));
+}
+
+template <stage::SixteenBits T>
+void attend(const attention::ForwardArgs<T>& a) {
+  attention::Problem p = problem_of(a);
+  p.element_type = kTypeOf<T>;
+  const auto plain = attention::plain_forward(p, numbers(a.q_gmem, p.elements_q()), numbers(a.k_gmem, p.elements_k()),
+                                              numbers(a.v_gmem, p.elements_v()));
+  store(plain.o, a.o_gmem);
+  std::copy(plain.lse.begin(), plain.lse.end(), a.lse_gmem);
+}
+
+template <stage::SixteenBits T>
+void attend_backward(const attention::BackwardArgs<T>& a) {
+  attention::Problem p = problem_of(a);
+  p.element_type = kTypeOf<T>;
+  const auto plain = attention::plain_backward(
+      p, numbers(a.q_gmem, p.elements_q()), numbers(a.k_gmem, p.elements_k()), numbers(a.v_gmem, p.elements_v()),
+      numbers(a.o_gmem, p.elements_o()), {a.lse_gmem, size(p.elements_lse())}, numbers(a.dout_gmem, p.elements_dout()));
+  store(plain.dq, a.dq_gmem);
+  store(plain.dk, a.dk_gmem);
+  store(plain.dv, a.dv_gmem);
 }
 
 std::vector<float> downloaded(const float* x_gmem, std::int64_t elements) {
@@ -160,6 +198,34 @@ stage::ForwardKernel damaged(stage::ForwardKernel kernel,
   return kernel;
 }
 
+stage::ForwardKernel host_kernel_in_16_bits(const std::string& name) {
+  stage::ForwardKernel kernel = host_kernel(name);
+  kernel.run = []<stage::SixteenBits T>(const attention::ForwardArgs<T>& args, void*) { attend(args); };
+  return kernel;
+}
+
+stage::ForwardKernel device_kernel_in_16_bits(const std::string& name, Sums sums) {
+  stage::ForwardKernel kernel;
+  kernel.name = name;
+  kernel.summary = "a thread a query";
+  kernel.require = [name](const attention::Problem& p) { stage::require_head_dim(name, p, {kThreadHeadDim}); };
+  kernel.traffic = [](const attention::Problem& p) {
+    const double rows = static_cast<double>(p.elements_lse());
+    const double pairs = static_cast<double>(p.visible_pairs()) * p.heads_q * p.batch;
+    return attention::Traffic{2 * p.head_dim * (rows + 2 * pairs), (2 * p.head_dim + 4) * rows};
+  };
+  kernel.run = [sums]<stage::SixteenBits T>(const attention::ForwardArgs<T>& args, void*) {
+    launch_thread_a_query(args, sums);
+  };
+  return kernel;
+}
+
+stage::BackwardKernel host_backward_in_16_bits(const std::string& name) {
+  stage::BackwardKernel kernel = host_backward(name);
+  kernel.run = []<stage::SixteenBits T>(const attention::BackwardArgs<T>& args, void*) { attend_backward(args); };
+  return kernel;
+}
+
 stage::BackwardKernel host_backward(const std::string& name) {
   stage::BackwardKernel kernel;
   kernel.name = name;
@@ -179,7 +245,7 @@ stage::BackwardKernel device_backward(const std::string& name) {
     const auto q = downloaded(args.q_gmem, p.elements_q()), k = downloaded(args.k_gmem, p.elements_k()),
                v = downloaded(args.v_gmem, p.elements_v()), o = downloaded(args.o_gmem, p.elements_o()),
                lse = downloaded(args.lse_gmem, p.elements_lse()), dout = downloaded(args.dout_gmem, p.elements_dout());
-    const auto plain = attention::plain_backward_f32(p, q, k, v, o, lse, dout);
+    const auto plain = attention::plain_backward(p, q, k, v, o, lse, dout);
     gpu::copy_to_device(args.dq_gmem, plain.dq.data(), plain.dq.size() * sizeof(float));
     gpu::copy_to_device(args.dk_gmem, plain.dk.data(), plain.dk.size() * sizeof(float));
     gpu::copy_to_device(args.dv_gmem, plain.dv.data(), plain.dv.size() * sizeof(float));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/stage/program.hpp"
+#include "tests/common/stage/thread_a_query.hpp"
 
 namespace stage_test {
 
@@ -35,6 +36,12 @@ stage::ForwardKernel host_kernel(const std::string& name);
 /// checking emulator would count.
 stage::ForwardKernel device_kernel(const std::string& name);
 
+/// A right kernel on the host in fp16 and bf16, and no other type: plain attention. Its arrays are dense.
+stage::ForwardKernel host_kernel_in_16_bits(const std::string& name);
+
+/// A kernel on the device in fp16 and bf16, for a head_dim of kThreadHeadDim; right if it sums in fp32.
+stage::ForwardKernel device_kernel_in_16_bits(const std::string& name, Sums sums = Sums::in_fp32);
+
 /// `kernel`, and then `damage` done to the O and LSE it wrote.
 stage::ForwardKernel damaged(stage::ForwardKernel kernel,
                              std::function<void(const attention::ForwardArgs<float>&)> damage);
@@ -44,6 +51,9 @@ stage::BackwardKernel host_backward(const std::string& name);
 
 /// The same with its arrays in device memory, like device_kernel.
 stage::BackwardKernel device_backward(const std::string& name);
+
+/// A right one on the host in fp16 and bf16, and no other type.
+stage::BackwardKernel host_backward_in_16_bits(const std::string& name);
 
 stage::BackwardKernel damaged(stage::BackwardKernel kernel,
                               std::function<void(const attention::BackwardArgs<float>&)> damage);

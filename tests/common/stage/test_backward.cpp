@@ -381,7 +381,7 @@ TEST_CASE("A backward has a roof and credited FLOPs of its own", "[stage][backwa
   gpu::DeviceInfo device;
   device.memory_total = 140'000'000'000;
   device.name = "NVIDIA H200";
-  const auto roof = [&](stage::Pass pass) { return stage::fp32_roof(device, p, pass).value(); };
+  const auto roof = [&](stage::Pass pass) { return stage::roof(device, p, pass).value(); };
   CHECK(roof(stage::Pass::backward) == roof(stage::Pass::forward));  // the units', for both
   p.seqlen_q = 1;  // memory's: 2.5 times the FLOPs for twice the bytes
   CHECK(is_close(roof(stage::Pass::backward) / roof(stage::Pass::forward), 1.25, 0.01));
@@ -416,7 +416,8 @@ TEST_CASE("A sample of gradients measures what the whole rule measures", "[stage
   p.seqlen_kv = 4;  // so few rows that a sample has them all
   p.head_dim = 32;
   p.mask = mask;
-  CAPTURE(mask.name());
+  p.element_type = GENERATE(attention::ElementType::fp32, attention::ElementType::fp16, attention::ElementType::bf16);
+  CAPTURE(mask.name(), attention::name(p.element_type));
   const auto inputs = attention::make_inputs(p, attention::InputKind::normal, 3);
   const auto dout = attention::make_output_gradient(p, 3);
   const auto yardstick = attention::make_backward_yardstick(p, inputs.q, inputs.k, inputs.v, dout);
@@ -425,10 +426,11 @@ TEST_CASE("A sample of gradients measures what the whole rule measures", "[stage
   for (std::size_t i = 0; i < sample.lse().size(); ++i) CHECK(is_close(sample.lse()[i], yardstick.lse[i]));
   for (std::size_t i = 0; i < sample.o().size(); ++i) CHECK(is_close(sample.o()[i], yardstick.o[i]));
 
-  auto plain = attention::plain_backward_f32(p, inputs.q, inputs.k, inputs.v, yardstick.o, yardstick.lse, dout, {});
-  plain.dq[5 * 32] += 1e-2f;
-  plain.dk[3 * 32] -= 1e-2f;
-  plain.dv[4 * 32] += 1e-2f;
+  auto plain = attention::plain_backward(p, inputs.q, inputs.k, inputs.v, yardstick.o, yardstick.lse, dout, {});
+  const float damage = p.element_type == attention::ElementType::fp32 ? 1e-2f : 0.5f;
+  plain.dq[5 * 32] += damage;
+  plain.dk[3 * 32] -= damage;
+  plain.dv[4 * 32] += damage;
   const auto whole = attention::judge_backward(p, plain.dq, plain.dk, plain.dv, yardstick);
   const auto part = sample.judge(plain.dq, plain.dk, plain.dv);
   CHECK_FALSE(part.right);
@@ -455,7 +457,7 @@ TEST_CASE("A sample of gradients catches what is wrong everywhere, and takes wha
   const auto dout = attention::make_output_gradient(p, 3);
   const stage::BackwardSample sample(p, inputs, dout);
   const auto plain_of = [&](const attention::Problem& problem, std::span<const float> o) {
-    return attention::plain_backward_f32(problem, inputs.q, inputs.k, inputs.v, o, sample.lse(), dout);
+    return attention::plain_backward(problem, inputs.q, inputs.k, inputs.v, o, sample.lse(), dout);
   };
   const auto judge = [&](const attention::PlainBackward& x) { return sample.judge(x.dq, x.dk, x.dv); };
   auto plain = plain_of(p, sample.o());

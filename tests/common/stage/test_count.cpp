@@ -178,16 +178,17 @@ TEST_CASE("Limits of shared memory that are none are refused", "[stage]") {
   }
 }
 
-TEST_CASE("Kernels that load four floats at once refuse rows that are not aligned to them", "[stage]") {
+TEST_CASE("Kernels that move 16 bytes at once refuse rows that are not aligned to them", "[stage]") {
   attention::Problem p;
   p.heads_q = p.heads_kv = 2;
   p.seqlen_q = p.seqlen_kv = 3;
   p.head_dim = 64;
   CHECK_NOTHROW(stage::require_16_byte_rows("fast", p));
   const auto refused = [&](const char* array, std::int64_t stride) {
-    CHECK_THROWS_WITH(stage::require_16_byte_rows("fast", p),
-                      ContainsText("fast moves four floats at once and does not take a stride of " +
-                                   std::to_string(stride) + " elements in " + array + "; allowed: multiples of 4"));
+    CHECK_THROWS_WITH(
+        stage::require_16_byte_rows("fast", p),
+        ContainsText("fast moves 16 bytes at once and does not take a stride of " + std::to_string(stride) +
+                     " fp32 elements in " + array + "; allowed: multiples of 4"));
   };
   const attention::Problem dense = p;
   p.q_strides = {.batch = 2 * 3 * 64, .seq = 2 * 64 + 2, .head = 64};
@@ -209,7 +210,7 @@ TEST_CASE("Kernels that load four floats at once refuse rows that are not aligne
     attention::Problem odd = p;
     odd.*strides = attention::Strides{.batch = 2 * 3 * 64, .seq = 2 * 64, .head = 65};
     CHECK_THROWS_WITH(stage::require_16_byte_gradients("fast", odd),
-                      ContainsText(std::string("a stride of 65 elements in ") + array + ";"));
+                      ContainsText(std::string("a stride of 65 fp32 elements in ") + array + ";"));
   };
   refused_gradient("Q", &attention::Problem::q_strides);
   refused_gradient("dO", &attention::Problem::dout_strides);

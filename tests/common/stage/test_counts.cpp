@@ -258,3 +258,47 @@ TEST_CASE("The results program fills docs/counting.md, and takes counts for no r
   CHECK_THAT(read(files.file("docs/counting.md")), ContainsText("| `f<64>` | loads | 32,000 | 100 |"));
   CHECK_THAT(read(files.file("docs/counting.md")), ContainsText("<!-- /results -->\nafter\n"));
 }
+
+TEST_CASE("Two element types of a chapter are counted apart", "[stage][types]") {
+  const Files files;
+  const auto in_type = [](Json chapter, const char* type) {
+    chapter["problem"] = {{"text", std::string("batch 1, small, ") + type}, {"dtype", type}};
+    return chapter.dump();
+  };
+  const Json emulated = chapter("02", true, Json::array({kernel_counts("f<half>", 700)}));
+  write(files.file("bf16.json"), in_type(emulated, "bf16"));
+  write(files.file("again.json"), in_type(emulated, "bf16"));
+  write(files.file("gpu16.json"), in_type(chapter("02", false, Json::array()), "bf16"));
+  write(files.file("gpu16.csv"), header() + launch("f<half>(int)", "700"));
+  const auto emulator = [&](std::vector<std::string> names) {
+    std::vector<std::string> words = {"emulator", files.emulated()};
+    for (const std::string& name : names) words.push_back(files.file(name));
+    return run_counts(words);
+  };
+  check_refused(emulator({"bf16.json", "again.json"}), "is the second file of 02_test, bf16");
+  REQUIRE(emulator({"bf16.json", "2.json"}).code == 0);
+  REQUIRE(run_counts({"gpu", files.file("results"), "--date", "2001-02-03", "--commit", "abc", "--hashes",
+                      files.file("hashes"), files.file("gpu16.json"), files.file("gpu16.csv"), files.file("gpu.json"),
+                      files.file("gpu.csv")})
+              .code == 0);
+  for (const std::string& path : {files.emulated(), files.measured()}) {
+    const Json written = Json::parse(read(path));
+    REQUIRE(written["chapters"].size() == 2);
+    CHECK(!written["chapters"][0].contains("dtype"));  // as before there were several
+    CHECK(written["chapters"][1]["dtype"] == "bf16");
+    const auto counts = stage::read_counts(path);
+    CHECK(counts.chapters[0].element_type == attention::ElementType::fp32);
+    CHECK(counts.chapters[1].element_type == attention::ElementType::bf16);
+  }
+  const auto here = stage::read_counts(files.emulated());
+  for (const std::string& text : {stage::counts_markdown(here, {stage::read_counts(files.measured())}, {}),
+                                  stage::counts_markdown(here, {}, {})}) {
+    const auto fp32 = text.find("### 02_test\n\nProblem: batch 1, small.\n");
+    const auto bf16 = text.find("### 02_test, bf16\n\nProblem: batch 1, small, bf16.\n");
+    REQUIRE(bf16 != std::string::npos);
+    CHECK(fp32 < bf16);
+    CHECK(text.find("`f<half>`") > bf16);
+    CHECK(text.find("`f<64>`") < bf16);
+    CHECK(!contains(text, "another problem"));
+  }
+}

@@ -2,6 +2,7 @@
 /// The ladder on results as chapters write them, and on files that are none.
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "common/stage/json.hpp"
 #include "tests/catch.hpp"
@@ -48,6 +49,56 @@ TEST_CASE("The ladder tables several chapters", "[stage]") {
   CHECK_THAT(outcome.out, ContainsText("seqlen 200/200"));
   CHECK(outcome.out.find("2.00x") == std::string::npos);  // another problem
   CHECK(outcome.out.find("first_kernel") == std::string::npos);
+}
+
+TEST_CASE("The ladder compares within an element type, and each has its roof", "[stage][types]") {
+  TemporaryFolder folder;
+  auto fp32 = step("05", "warp_shuffle", 100, 4000), bf16 = step("07", "tensor_cores", 100, 2000), ceiling = fp32;
+  ceiling.chapter_number = "00";
+  ceiling.problem.reset();
+  ceiling.figures = {{"fp32_flops_per_second", 2.5e12}};
+  for (stage::Results* results : {&fp32, &bf16}) {
+    results->rows[0].seconds = 1e-3;
+    results->rows[0].flops = 1e9;
+    results->rows[0].peak_flops = 4e12;
+  }
+  bf16.problem->element_type = attention::ElementType::bf16;
+  auto fp16 = bf16, faster = bf16;
+  fp16.problem->element_type = attention::ElementType::fp16;
+  faster.rows[0].kernel = "faster_kernel";
+  faster.rows[0].seconds = 5e-4;
+  const std::vector<stage::Results> all = {ceiling, fp32, fp16, bf16, faster};
+  std::vector<std::string> files;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    files.push_back(folder.file(std::to_string(i)));
+    write(files.back(), stage::to_json(all[i]));
+  }
+  const Outcome outcome = run_ladder(files);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, ContainsText("mask, fp16") && ContainsText("mask, bf16"));
+  std::string words;  // whatever the lines' ends are
+  std::istringstream text(outcome.out);
+  for (std::string word; text >> word;) words += word + " ";
+  CHECK_THAT(words, ContainsText("The roof is in fp32 the datasheet's peak of the fp32 units, in 16 bits that of the "
+                                 "tensor cores, or what device memory allows. "));
+  const auto times = [&](const std::string& part) {
+    std::size_t count = 0;
+    for (auto at = words.find(part); at != std::string::npos; at = words.find(part, at + 1)) ++count;
+    return count;
+  };
+  CHECK(times("40.0 %") == 1);  // of the fp32 ceiling, the kernel in fp32 alone
+  CHECK(times("1.00x") == 0);   // between types
+  CHECK(times("2.00x") == 1);
+
+  const Outcome in_fp32 = run_ladder({files[1]});
+  CHECK(in_fp32.out.find("The roof") == std::string::npos);
+  auto unknown = nlohmann::json::parse(read(files[1]));
+  unknown["problem"]["dtype"] = "fp7";
+  write(folder.file("unknown"), unknown.dump());
+  CHECK_THAT(run_ladder({folder.file("unknown")}).err, ContainsText("its dtype 'fp7' is none"));
+  unknown["problem"].erase("dtype");  // an older file
+  write(folder.file("unknown"), unknown.dump());
+  CHECK(run_ladder({folder.file("unknown")}).code == 0);
 }
 
 TEST_CASE("A ladder without attention says so", "[stage]") {

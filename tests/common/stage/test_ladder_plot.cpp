@@ -55,6 +55,13 @@ TEST_CASE("The plot has a bar for each right and timed kernel, in the ladder's o
   CHECK(script == stage::ladder_plot({machine()}, present(kHashA)));
 }
 
+TEST_CASE("The plot names element types other than fp32", "[stage][types]") {
+  stage::MeasuredMachine measured = machine();
+  measured.chapters[1].step.element_type = attention::ElementType::fp16;
+  const std::string script = stage::ladder_plot({measured}, present(kHashA));
+  CHECK_THAT(script, ContainsText("set label \"02 naive_gpu, fp16\" at "));
+}
+
 TEST_CASE("The plot's script changes with what it shows", "[stage]") {
   const std::string script = stage::ladder_plot({machine()}, present(kHashA));
   CHECK_THAT(stage::ladder_plot({machine()}, present(kHashB)), ContainsText("2 5.25 0xc8c8c8"));

@@ -326,6 +326,35 @@ TEST_CASE("--bench on a GPU takes peers and further problems in", "[stage]") {
   CHECK_FALSE(nlohmann::json::parse(read(folder.file("one.json"))).contains("grid"));
 }
 
+TEST_CASE("--bench on a GPU in 16 bits leaves peers of other types out", "[stage][types]") {
+  if (gpu::device().emulated) return;
+  auto chapter = chapter_with({device_kernel_in_16_bits("threads")});
+  attention::Problem& p = chapter.gpu_problem;
+  p.heads_kv = p.heads_q;
+  p.seqlen_q = p.seqlen_kv = 64;
+  p.element_type = attention::ElementType::bf16;
+  chapter.peers = {"pytorch_flash_bf16", "pytorch_cudnn_bf16", "pytorch_efficient_fp32"};
+  chapter.bench_problems = {p};
+  const auto measured = [&](const std::vector<std::string>& more, const std::string& sentence) {
+    TemporaryFolder folder;
+    std::vector<std::string> arguments = {"--bench", "--json", folder.file("results.json")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = run(chapter, arguments);
+    CHECK(outcome.code == 0);
+    if (outcome.out.find("No peers: ") == std::string::npos) CHECK_THAT(outcome.out, ContainsText(sentence));
+    return nlohmann::json::parse(read(folder.file("results.json")));
+  };
+  const auto in_bf16 = measured({}, "Peers that take other elements than bf16 are left out: pytorch_efficient_fp32.");
+  CHECK(in_bf16["grid"][0]["problem"]["dtype"] == "bf16");
+  const auto in_fp16 = measured({"--dtype", "fp16"},
+                                "Peers that take other elements than fp16 are left out: pytorch_flash_bf16, "
+                                "pytorch_cudnn_bf16, pytorch_efficient_fp32.");
+  REQUIRE(in_fp16["rows"].size() == 1);
+  CHECK(in_fp16["rows"][0]["samples"].size() >= 40);
+  CHECK(in_fp16["grid"][0]["problem"]["dtype"] == "fp16");  // its own kernels run all the same
+  CHECK(in_fp16["grid"][0]["rows"].size() == 1);
+}
+
 TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is right", "[stage]") {
   const attention::Mask mask =
       GENERATE(attention::Mask::none(), attention::Mask::causal(), attention::Mask::window(5, 2));
@@ -338,7 +367,7 @@ TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is 
   p.head_dim = 32;
   p.mask = mask;
   const auto inputs = attention::make_inputs(p, attention::InputKind::normal, 3);
-  auto plain = attention::plain_forward_f32(p, inputs.q, inputs.k, inputs.v);
+  auto plain = attention::plain_forward(p, inputs.q, inputs.k, inputs.v);
   const auto right = stage::judge_sample(p, inputs, plain.o, plain.lse);
   CHECK(right.right);
   CHECK(right.sentence == "right (sample of 64 rows)");
@@ -351,15 +380,15 @@ TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is 
     shorter.k_strides = p.strides_k();
     shorter.v_strides = p.strides_v();
     const auto first = static_cast<std::size_t>(p.strides_k().seq);
-    const auto wrong = attention::plain_forward_f32(shorter, inputs.q, std::span(inputs.k).subspan(first),
-                                                    std::span(inputs.v).subspan(first));
+    const auto wrong = attention::plain_forward(shorter, inputs.q, std::span(inputs.k).subspan(first),
+                                                std::span(inputs.v).subspan(first));
     CHECK_FALSE(stage::judge_sample(p, inputs, wrong.o, plain.lse).right);
     CHECK_FALSE(stage::judge_sample(p, inputs, plain.o, wrong.lse).right);
   }
   SECTION("heads that read the wrong keys") {
     attention::Inputs swapped = inputs;
     std::rotate(swapped.k.begin(), swapped.k.begin() + p.head_dim, swapped.k.end());
-    const auto wrong = attention::plain_forward_f32(p, swapped.q, swapped.k, swapped.v);
+    const auto wrong = attention::plain_forward(p, swapped.q, swapped.k, swapped.v);
     const auto verdict = stage::judge_sample(p, inputs, wrong.o, wrong.lse);
     CHECK_FALSE(verdict.right);
     CHECK_THAT(verdict.sentence, ContainsText("wrong in a sample of 64 rows, worst at batch "));
@@ -423,15 +452,15 @@ TEST_CASE("The roof is that of the machine's datasheet, and absent for others", 
   gpu::DeviceInfo device;
   device.memory_total = 140'000'000'000;
   device.name = "NVIDIA H200";
-  REQUIRE(stage::fp32_roof(device, p).has_value());
+  REQUIRE(stage::roof(device, p).has_value());
   for (const attention::Machine& machine : attention::known_machines()) {
-    if (std::string(machine.name) == "H200") CHECK(*stage::fp32_roof(device, p) == machine.fp32_flops);
+    if (std::string(machine.name) == "H200") CHECK(*stage::roof(device, p) == machine.fp32_flops);
   }
   p.seqlen_q = 1;  // a row of scores: memory is the limit
-  CHECK(*stage::fp32_roof(device, p) < 10e12);
+  CHECK(*stage::roof(device, p) < 10e12);
   for (const char* name :
        {"emulator", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A1000", "NVIDIA H200 MIG 1g.18gb"}) {
     device.name = name;
-    CHECK_FALSE(stage::fp32_roof(device, p).has_value());
+    CHECK_FALSE(stage::roof(device, p).has_value());
   }
 }

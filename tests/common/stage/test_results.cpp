@@ -420,3 +420,57 @@ TEST_CASE("Backward rows stand in tables of their own, in the chapter and in the
   CHECK_THAT(book.chapter("02_second"), ContainsText("| `gradients` |"));
   CHECK(!contains(book.chapter("00_first"), "ward:"));
 }
+
+TEST_CASE("Two element types of a chapter are two results", "[stage][types]") {
+  const Book book;
+  const auto in_type = [](attention::ElementType type, double seconds) {
+    stage::Results results = measured("02", "second", seconds);
+    results.problem->element_type = type;
+    return stage::to_json(results);
+  };
+  stage::Results ceilings = measured("00", "first", 1e-3);
+  ceilings.figures = {{"fp32_flops_per_second", 2.5e12}};
+  write(book.file("0.json"), stage::to_json(ceilings));
+  write(book.file("bf16.json"), in_type(attention::ElementType::bf16, 1e-3));
+  write(book.file("fp16.json"), in_type(attention::ElementType::fp16, 5e-4));
+  write(book.file("again.json"), in_type(attention::ElementType::bf16, 1e-3));
+  check_refused(book.merge({"0.json", "bf16.json", "again.json"}), "is the second file of 02_second, bf16");
+  CHECK(std::filesystem::is_empty(book.file("docs/results")));
+
+  REQUIRE(book.merge({"bf16.json", "0.json", "fp16.json", "2.json"}).code == 0);
+  const auto merged = nlohmann::json::parse(read(book.file("docs/results/nvidia-test-9000.json")));
+  REQUIRE(merged["chapters"].size() == 4);
+  CHECK(merged["chapters"][1]["problem"]["dtype"] == "fp32");
+  CHECK(merged["chapters"][2]["problem"]["dtype"] == "fp16");
+  CHECK(merged["chapters"][3]["problem"]["dtype"] == "bf16");
+  CHECK(merged["chapters"][3]["hashes"]["b.hpp"] == kHashA);
+
+  REQUIRE(book.tables().code == 0);
+  const std::string chapter = book.chapter("02_second");
+  const auto at_fp32 = chapter.find("head_dim 0, no mask, fp32.\n"), at_fp16 = chapter.find("no mask, fp16.\n"),
+             at_bf16 = chapter.find("no mask, bf16.\n");
+  CHECK(at_fp32 < at_fp16);
+  CHECK(at_fp16 < at_bf16);
+  REQUIRE(at_bf16 != std::string::npos);
+  // The measured ceiling is that of fp32, and so is the roof where nothing is said.
+  CHECK_THAT(chapter.substr(0, at_fp16), ContainsText("| 50.0 % | 80.0 % |"));
+  CHECK(!contains(chapter.substr(0, at_fp16), "of roof: "));
+  for (const std::string& part : {chapter.substr(at_fp16, at_bf16 - at_fp16), chapter.substr(at_bf16)}) {
+    CHECK(!contains(part, "fp32"));
+    CHECK_THAT(part, ContainsText("- of roof: the datasheet's peak of the tensor cores, or what device memory allows"));
+  }
+  CHECK_THAT(book.ladder(),
+             ContainsText("the same problem. The roof is in fp32 the datasheet's peak of the fp32 units,"));
+  CHECK_THAT(book.ladder(), ContainsText("no mask, fp16 |"));
+
+  // One hash of the chapter's files makes all of them stale.
+  book.hash(kHashB);
+  REQUIRE(book.tables().code == 0);
+  const std::string stale = book.chapter("02_second");
+  std::size_t rows = 0;
+  for (auto at = stale.find("| `second_kernel` (stale) |"); at != std::string::npos;
+       at = stale.find("| `second_kernel` (stale) |", at + 1)) {
+    ++rows;
+  }
+  CHECK(rows == 3);
+}

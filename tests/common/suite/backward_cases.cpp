@@ -10,6 +10,7 @@
 namespace suite {
 namespace {
 
+using attention::ElementType;
 using attention::InputKind;
 using attention::Mask;
 using attention::Problem;
@@ -47,16 +48,17 @@ struct Axes {
   /// Absent is the default 1/√head_dim. A 0 is a scale like any other, and so is a negative one.
   std::vector<std::optional<float>> scales = {std::nullopt, 0.25f, -0.25f, 0.0f};
   std::vector<int> batches = {1, 2, 3};
-  std::vector<int> head_dims = {32, 64, 128};
+  std::vector<int> head_dims;
   std::vector<bool> with_dlse = {false, true};
+  std::vector<ElementType> element_types;
 
   // Order of the axes in a row of the covering array; the long ones first, so that the greedy choice stays good.
-  enum { kLengths, kMask, kInputs, kDout, kHeads, kLayout, kGradients, kScale, kBatch, kHeadDim, kDlse, kAxes };
+  enum { kLengths, kMask, kInputs, kDout, kHeads, kLayout, kGradients, kScale, kBatch, kHeadDim, kDlse, kType, kAxes };
 
   std::vector<int> sizes() const {
     const auto n = [](const auto& axis) { return static_cast<int>(axis.size()); };
-    return {n(lengths),          n(masks),  n(inputs),  n(dout_layouts), n(heads),    n(layouts),
-            n(gradient_layouts), n(scales), n(batches), n(head_dims),    n(with_dlse)};
+    return {n(lengths),          n(masks),  n(inputs),  n(dout_layouts), n(heads),     n(layouts),
+            n(gradient_layouts), n(scales), n(batches), n(head_dims),    n(with_dlse), n(element_types)};
   }
 
   /// Query rows and multiplications of QKᵀ without a mask; an axis that is not chosen yet counts as its smallest value.
@@ -81,6 +83,7 @@ struct Axes {
     p.batch = batches[row[kBatch]];
     p.head_dim = head_dims[row[kHeadDim]];
     p.softmax_scale = scales[row[kScale]];
+    p.element_type = element_types[row[kType]];
     c.layout = layouts[row[kLayout]];
     c.dout_layout = dout_layouts[row[kDout]];
     c.gradient_layout = gradient_layouts[row[kGradients]];
@@ -144,8 +147,8 @@ std::vector<BackwardCase> product_cases(const Axes& axes) {
         for (row[Axes::kHeadDim] = 0; row[Axes::kHeadDim] < sizes[Axes::kHeadDim]; ++row[Axes::kHeadDim]) {
           // A generator's step spreads the axes that take turns over the four that are multiplied out.
           std::uint64_t turn = ++count * 0x9E3779B97F4A7C15u >> 8;
-          for (const int axis :
-               {Axes::kInputs, Axes::kDout, Axes::kLayout, Axes::kGradients, Axes::kScale, Axes::kBatch, Axes::kDlse}) {
+          for (const int axis : {Axes::kInputs, Axes::kDout, Axes::kLayout, Axes::kGradients, Axes::kScale,
+                                 Axes::kBatch, Axes::kDlse, Axes::kType}) {
             row[axis] = static_cast<int>(turn % sizes[axis]);
             turn /= sizes[axis];
           }
@@ -212,8 +215,11 @@ std::string BackwardCase::describe() const {
          std::to_string(seed);
 }
 
-std::vector<BackwardCase> backward_cases(Depth depth) {
+std::vector<BackwardCase> backward_cases(Depth depth, const Taken& taken) {
+  if (taken.element_types.empty() || taken.head_dims.empty()) return {};
   Axes axes;
+  axes.element_types = taken.element_types;
+  axes.head_dims = taken.head_dims;
   axes.lengths = all_lengths();
   if (depth == Depth::product) {
     axes.heads.erase(axes.heads.begin());  // several heads show all that one does

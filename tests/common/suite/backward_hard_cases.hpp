@@ -3,6 +3,10 @@
 /// Inputs that have broken the backward of attention elsewhere, each under its id, with the values that are right.
 ///
 /// An input with a smaller head_dim than a kernel takes is embedded by zero columns and an explicit scale.
+///
+/// Each case is run for every element type that the kernel takes; C12, C18, C23 and C26, which are slow, in the
+/// checking build for one of them. Inputs are numbers of the type. Values that are not, as right results, may be off by
+/// the rounding of P or dS and of the result; what is exact in the type stays exact.
 
 #include <string>
 #include <vector>
@@ -43,6 +47,8 @@ Failures backward_c25_large_sums(const stage::BackwardKernel& kernel);
 Failures backward_c26_repeatability(const stage::BackwardKernel& kernel);
 /// The scale is the problem's own, not the padded head's; 0 is 0.
 Failures backward_c28_scale(const stage::BackwardKernel& kernel);
+/// Two large scores that nearly tie: the scale belongs to the product in fp32, not to an operand in 16 bits.
+Failures backward_c29_near_ties(const stage::BackwardKernel& kernel);
 /// D belongs to the final O, not to that of a part of the keys.
 Failures backward_c51_final_o(const stage::BackwardKernel& kernel);
 /// dO = 0 and a gradient of LSE: dS = P∘dLSE.

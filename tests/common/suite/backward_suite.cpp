@@ -120,14 +120,17 @@ Failures case_failures(const stage::BackwardKernel& kernel, const BackwardCase& 
 
 Failures refusal_failures(const stage::BackwardKernel& kernel) {
   BackwardCase c;
-  c.problem = kProblemOfHeadDim48;
-  const std::optional<Failures> refusal = refusal_of_head_dim_48(kernel.name, kernel.require);
+  c.problem = problem_of_head_dim_48(taken_by(kernel));
+  const std::optional<Failures> refusal =
+      refusal_of_head_dim_48(kernel.name, [&] { stage::require_taken(kernel, c.problem); });
   return refusal ? *refusal : case_failures(kernel, c);
 }
 
 Failures backward_suite_failures(const stage::BackwardKernel& kernel, Depth depth, std::size_t stop_after) {
+  const Taken taken = taken_by(kernel);
+  if (taken.head_dims.empty()) return {kernel.name + " takes no head_dim"};
   Failures failures = refusal_failures(kernel);
-  for (const BackwardCase& c : backward_cases(depth)) {
+  for (const BackwardCase& c : backward_cases(depth, taken)) {
     if (failures.size() >= stop_after) break;
     for (std::string& sentence : case_failures(kernel, c)) failures.push_back(std::move(sentence));
   }

@@ -4,8 +4,8 @@
 /// layouts and covering arrays it uses.
 ///
 /// Axes of the cases: lengths, mask, inputs, head ratio, layout of Q, K, V and O, layout of dO, layout of dQ, dK and
-/// dV, batch, head_dim, scale, with and without a gradient of LSE. What is asked of a kernel in each case is written at
-/// `case_failures`. `backward_tests.hpp` turns the functions into Catch2 tests.
+/// dV, batch, head_dim, scale, with and without a gradient of LSE, element type. What is asked of a kernel in each case
+/// is written at `case_failures`. `backward_tests.hpp` turns the functions into Catch2 tests.
 
 #include <cstddef>
 #include <cstdint>
@@ -55,14 +55,14 @@ struct BackwardCase {
   std::string describe() const;
 };
 
-/// The cases, always the same ones in the same order.
-std::vector<BackwardCase> backward_cases(Depth depth);
+/// The cases, always the same ones in the same order. Without `taken` those of a kernel that takes fp32 alone.
+std::vector<BackwardCase> backward_cases(Depth depth, const Taken& taken = {});
 
 /// A gradient of LSE, dense [batch, heads_q, seqlen_q], uniform between −1 and 1.5; the same on every machine.
 std::vector<float> make_lse_gradient(const attention::Problem& p, std::uint64_t seed);
 
 /// Runs a kernel on a case. It must
-///  - take it (`require` must not refuse);
+///  - take it (`stage::require_taken` must not refuse);
 ///  - be right by the accuracy rule in dQ, dK and dV, with the gradients and the workspace poisoned before, and with
 ///    NaN round all inputs and in their gaps;
 ///  - leave the guard bands round the gradients and the workspace, the gaps in the gradients and all inputs alone;
@@ -72,8 +72,7 @@ std::vector<float> make_lse_gradient(const attention::Problem& p, std::uint64_t 
 ///    element of it a row besides; what `prepare` moves does not count.
 Failures case_failures(const stage::BackwardKernel& kernel, const BackwardCase& c);
 
-/// A head_dim of 48 is either refused by `require` with stage::Refused, naming the value and touching nothing, or
-/// computed rightly.
+/// A head_dim of 48 is either refused with stage::Refused, naming the value and touching nothing, or computed rightly.
 Failures refusal_failures(const stage::BackwardKernel& kernel);
 
 /// All cases of a depth and the refusals, until `stop_after` failures have been found.

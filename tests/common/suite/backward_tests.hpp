@@ -21,21 +21,17 @@ namespace suite {
 /// The kernels of the chapter, defined by its suite.cu.
 std::vector<stage::BackwardKernel> backward_kernels_under_test();
 
-/// Checks kernels on all cases of the depth that fits each: case by case, so that what they are judged by is computed
-/// once.
+/// Checks kernels on all cases of the depth that fits each.
 inline void run_backward_suite(const std::vector<stage::BackwardKernel>& kernels) {
-  for (const stage::BackwardKernel& kernel : kernels) check_none(refusal_failures(kernel));
-  for (const Depth depth : {Depth::checking, Depth::plain, Depth::product}) {
-    std::vector<const stage::BackwardKernel*> chosen;
-    for (const stage::BackwardKernel& kernel : kernels) {
-      if (depth_for(kernel) == depth) chosen.push_back(&kernel);
-    }
-    if (chosen.empty()) continue;
-    for (const BackwardCase& c : backward_cases(depth)) {
-      INFO(c.describe());
-      for (const stage::BackwardKernel* kernel : chosen) check_none(case_failures(*kernel, c));
-    }
+  for (const stage::BackwardKernel& kernel : kernels) {
+    check_none(too_little_taken(kernel.name, taken_by(kernel)));
+    check_none(refusal_failures(kernel));
   }
+  for (const SameCases<stage::BackwardKernel>& group : with_same_cases(kernels))
+    for (const BackwardCase& c : backward_cases(group.depth, group.taken)) {
+      INFO(c.describe());
+      for (const stage::BackwardKernel* kernel : group.kernels) check_none(case_failures(*kernel, c));
+    }
 }
 
 /// Checks every kernel under test on one hard case.
@@ -79,6 +75,9 @@ TEST_CASE("backward C26: repeatability", "[backward_suite][C26]") {
   suite::run_backward_hard_case(suite::backward_c26_repeatability);
 }
 TEST_CASE("backward C28: scale", "[backward_suite][C28]") { suite::run_backward_hard_case(suite::backward_c28_scale); }
+TEST_CASE("backward C29: near-ties of large scores", "[backward_suite][C29]") {
+  suite::run_backward_hard_case(suite::backward_c29_near_ties);
+}
 TEST_CASE("backward C51: D of the final O", "[backward_suite][C51]") {
   suite::run_backward_hard_case(suite::backward_c51_final_o);
 }

@@ -12,6 +12,7 @@
 namespace suite {
 namespace {
 
+using attention::ElementType;
 using attention::InputKind;
 using attention::Mask;
 using attention::Problem;
@@ -27,7 +28,8 @@ struct Heads {
 struct Work {
   double rows = 0;
   double products = 0;
-  bool within(const Work& most) const { return rows <= most.rows && products <= most.products; }
+  double tiles = 0;  ///< 16 bits: products of the whole tiles that tensor cores multiply, however few rows are in them
+  bool within(const Work& most) const { return rows <= most.rows && products <= most.products && tiles <= most.tiles; }
 };
 
 /// What a case is put together from.
@@ -41,16 +43,18 @@ struct Axes {
   std::vector<Layout> layouts = {Layout::dense, Layout::heads_first, Layout::fused_projection,
                                  Layout::k_every_second_row};
   std::vector<int> batches = {1, 2, 3};
-  std::vector<int> head_dims = {32, 64, 128};
+  std::vector<int> head_dims;
   /// Absent is the default 1/√head_dim. A 0 is a scale like any other.
   std::vector<std::optional<float>> scales = {std::nullopt, 0.25f, 0.0f};
+  std::vector<ElementType> element_types;
 
   // Order of the axes in a row of the covering array; the long ones first, so that the greedy choice stays good.
-  enum { kLengths, kMask, kInputs, kHeads, kLayout, kBatch, kHeadDim, kScale, kAxes };
+  enum { kLengths, kMask, kInputs, kHeads, kLayout, kBatch, kHeadDim, kScale, kType, kAxes };
 
   std::vector<int> sizes() const {
     const auto n = [](const auto& axis) { return static_cast<int>(axis.size()); };
-    return {n(lengths), n(masks), n(inputs), n(heads), n(layouts), n(batches), n(head_dims), n(scales)};
+    return {n(lengths), n(masks),     n(inputs), n(heads),        n(layouts),
+            n(batches), n(head_dims), n(scales), n(element_types)};
   }
 
   /// Query rows and multiplications of QKᵀ without a mask; an axis that is not chosen yet counts as its smallest value.
@@ -61,6 +65,13 @@ struct Axes {
     work.rows *= row[kBatch] < 0 ? batches.front() : batches[row[kBatch]];
     work.products = row[kLengths] < 0 ? 0 : work.rows * lengths[row[kLengths]].kv;
     work.products *= row[kHeadDim] < 0 ? head_dims.front() : head_dims[row[kHeadDim]];
+    if (row[kLengths] >= 0 && element_types.back() != ElementType::fp32) {
+      constexpr int kTile = 64;
+      const auto whole = [](int length) { return double((length + kTile - 1) / kTile * kTile); };
+      const Lengths& n = lengths[row[kLengths]];
+      work.tiles = n.q == 0 ? 0 : work.products / n.q * whole(n.q);
+      work.tiles = n.kv == 0 ? 0 : work.tiles / n.kv * whole(n.kv);
+    }
     return work;
   }
 
@@ -75,6 +86,7 @@ struct Axes {
     p.batch = batches[row[kBatch]];
     p.head_dim = head_dims[row[kHeadDim]];
     p.softmax_scale = scales[row[kScale]];
+    p.element_type = element_types[row[kType]];
     c.inputs = inputs[row[kInputs]];
     c.layout = layouts[row[kLayout]];
     apply_layout(p, c.layout);
@@ -90,8 +102,8 @@ std::vector<Lengths> all_lengths() {
 }
 
 /// What one case may cost on the emulator.
-constexpr Work kPlainWork{.rows = 400, .products = 8e6};
-constexpr Work kCheckingWork{.rows = 150, .products = 1e6};
+constexpr Work kPlainWork{.rows = 400, .products = 8e6, .tiles = 6.5e7};
+constexpr Work kCheckingWork{.rows = 150, .products = 1e6, .tiles = 3e7};
 
 std::vector<SuiteCase> covering_cases(const Axes& axes, const Work& most_work) {
   std::vector<SuiteCase> cases;
@@ -116,6 +128,26 @@ void mark_for_reschedule(std::vector<SuiteCase>& cases, std::size_t count) {
   }
 }
 
+/// What each 16-bit type gets besides, since pairs of values do not promise it: scores that rise over more than five
+/// tiles of 64 keys, by more than the logarithm of fp16's largest number, as a causal mask and none show them.
+void add_long_rises(std::vector<SuiteCase>& cases, const Axes& axes, int seqlen_q, bool reschedule) {
+  for (const ElementType type : axes.element_types) {
+    if (type == ElementType::fp32) continue;
+    for (const Mask mask : {Mask::none(), Mask::causal()}) {
+      SuiteCase c;
+      c.problem = {.seqlen_q = seqlen_q,
+                   .seqlen_kv = 330,
+                   .head_dim = axes.head_dims.front(),
+                   .mask = mask,
+                   .element_type = type};
+      c.inputs = InputKind::rising_scores;
+      c.reschedule = reschedule && mask == Mask::none();
+      cases.push_back(c);
+      cases.back().seed = cases.size();
+    }
+  }
+}
+
 std::vector<SuiteCase> product_cases(const Axes& axes) {
   std::vector<SuiteCase> cases;
   std::vector<int> row(Axes::kAxes, 0);
@@ -132,6 +164,7 @@ std::vector<SuiteCase> product_cases(const Axes& axes) {
           row[Axes::kLayout] = static_cast<int>((turn >> 8) % sizes[Axes::kLayout]);
           row[Axes::kBatch] = static_cast<int>((turn >> 16) % sizes[Axes::kBatch]);
           row[Axes::kScale] = static_cast<int>((turn >> 24) % sizes[Axes::kScale]);
+          row[Axes::kType] = static_cast<int>((turn >> 32) % sizes[Axes::kType]);
         }
   return cases;
 }
@@ -254,20 +287,29 @@ std::vector<std::vector<int>> covering_array(const std::vector<int>& sizes,
   return rows;
 }
 
-std::vector<SuiteCase> forward_cases(Depth depth) {
+std::vector<SuiteCase> forward_cases(Depth depth, const Taken& taken) {
+  if (taken.element_types.empty() || taken.head_dims.empty()) return {};
   Axes axes;
+  axes.element_types = taken.element_types;
+  axes.head_dims = taken.head_dims;
   axes.lengths = all_lengths();
-  if (depth == Depth::product) return product_cases(axes);
+  if (depth == Depth::product) {
+    std::vector<SuiteCase> cases = product_cases(axes);
+    add_long_rises(cases, axes, 70, false);
+    return cases;
+  }
   if (depth == Depth::plain) {
     std::vector<SuiteCase> cases = covering_cases(axes, kPlainWork);
     for (std::size_t i = 0; i < cases.size(); ++i) cases[i].repeat = i % 3 == 0;
     mark_for_reschedule(cases, 4);
+    add_long_rises(cases, axes, 70, true);
     return cases;
   }
   axes.lengths = {{1, 1}, {1, 129}, {17, 16}, {33, 65}, {65, 33}, {5, 0}};
   std::vector<SuiteCase> cases = covering_cases(axes, kCheckingWork);
   for (SuiteCase& c : cases) c.repeat = false;
   mark_for_reschedule(cases, 1);
+  add_long_rises(cases, axes, 17, true);
   return cases;
 }
 

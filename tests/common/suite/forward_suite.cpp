@@ -3,6 +3,7 @@
 
 #include "tests/common/suite/forward_suite.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <memory>
@@ -14,6 +15,35 @@
 
 namespace suite {
 namespace {
+
+using attention::ElementType;
+
+bool has_16_bits(const Taken& taken) {
+  return std::any_of(taken.element_types.begin(), taken.element_types.end(),
+                     [](ElementType type) { return type != ElementType::fp32; });
+}
+
+template <class Kernel>
+Taken taken_by_either(const Kernel& kernel) {
+  Taken taken{.element_types = {}, .head_dims = {}};
+  for (const ElementType type : {ElementType::fp32, ElementType::fp16, ElementType::bf16}) {
+    if (kernel.run.takes(type)) taken.element_types.push_back(type);
+  }
+  const auto takes = [&](int head_dim) {
+    return std::any_of(taken.element_types.begin(), taken.element_types.end(), [&](ElementType type) {
+      try {
+        stage::require_taken(kernel, {.seqlen_q = 1, .seqlen_kv = 1, .head_dim = head_dim, .element_type = type});
+        return true;
+      } catch (const stage::Refused&) {
+        return false;
+      }
+    });
+  };
+  for (const int head_dim : {32, 64, 128, 256}) {
+    if ((head_dim < 256 || has_16_bits(taken)) && takes(head_dim)) taken.head_dims.push_back(head_dim);
+  }
+  return taken;
+}
 
 /// Inputs of a case and what they are judged by. Kept from kernel to kernel.
 struct Prepared {
@@ -86,11 +116,19 @@ Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c) {
   return failures;
 }
 
-std::optional<Failures> refusal_of_head_dim_48(const std::string& kernel,
-                                               const std::function<void(const attention::Problem&)>& require) {
+attention::Problem problem_of_head_dim_48(const Taken& taken) {
+  return {.heads_q = 2,
+          .heads_kv = 1,
+          .seqlen_q = 5,
+          .seqlen_kv = 9,
+          .head_dim = 48,
+          .element_type = taken.element_types.empty() ? ElementType::fp32 : taken.element_types.front()};
+}
+
+std::optional<Failures> refusal_of_head_dim_48(const std::string& kernel, const std::function<void()>& require) {
   const std::size_t memory_before = gpu::memory_in_use();
   try {
-    require(kProblemOfHeadDim48);
+    require();
   } catch (const stage::Refused& refused) {
     const std::string sentence = refused.what();
     Failures failures;
@@ -107,14 +145,32 @@ std::optional<Failures> refusal_of_head_dim_48(const std::string& kernel,
 
 Failures refusal_failures(const stage::ForwardKernel& kernel) {
   SuiteCase c;
-  c.problem = kProblemOfHeadDim48;
-  const std::optional<Failures> refusal = refusal_of_head_dim_48(kernel.name, kernel.require);
+  c.problem = problem_of_head_dim_48(taken_by(kernel));
+  const std::optional<Failures> refusal =
+      refusal_of_head_dim_48(kernel.name, [&] { stage::require_taken(kernel, c.problem); });
   return refusal ? *refusal : case_failures(kernel, c);
 }
 
+Taken taken_by(const stage::ForwardKernel& kernel) { return taken_by_either(kernel); }
+Taken taken_by(const stage::BackwardKernel& kernel) { return taken_by_either(kernel); }
+
+Failures too_little_taken(const std::string& kernel, const Taken& taken) {
+  Failures failures;
+  if (taken.element_types.empty()) failures.push_back(kernel + " takes no element type");
+  for (const int head_dim : Taken().head_dims) {
+    if (head_dim == 32 && has_16_bits(taken)) continue;
+    if (std::find(taken.head_dims.begin(), taken.head_dims.end(), head_dim) == taken.head_dims.end()) {
+      failures.push_back(kernel + " does not take head_dim " + std::to_string(head_dim));
+    }
+  }
+  return failures;
+}
+
 Failures forward_suite_failures(const stage::ForwardKernel& kernel, Depth depth, std::size_t stop_after) {
+  const Taken taken = taken_by(kernel);
+  if (taken.head_dims.empty()) return {kernel.name + " takes no head_dim"};
   Failures failures = refusal_failures(kernel);
-  for (const SuiteCase& c : forward_cases(depth)) {
+  for (const SuiteCase& c : forward_cases(depth, taken)) {
     if (failures.size() >= stop_after) break;
     for (std::string& sentence : case_failures(kernel, c)) failures.push_back(std::move(sentence));
   }

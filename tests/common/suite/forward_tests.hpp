@@ -19,13 +19,17 @@ namespace suite {
 /// The kernels of the chapter, defined by its suite.cu.
 std::vector<stage::ForwardKernel> kernels_under_test();
 
-/// Checks a kernel on all cases of a depth.
-inline void run_forward_suite(const stage::ForwardKernel& kernel, Depth depth) {
-  check_none(refusal_failures(kernel));
-  for (const SuiteCase& c : forward_cases(depth)) {
-    INFO(c.describe());
-    check_none(case_failures(kernel, c));
+/// Checks kernels on all cases of the depth that fits each.
+inline void run_forward_suite(const std::vector<stage::ForwardKernel>& kernels) {
+  for (const stage::ForwardKernel& kernel : kernels) {
+    check_none(too_little_taken(kernel.name, taken_by(kernel)));
+    check_none(refusal_failures(kernel));
   }
+  for (const SameCases<stage::ForwardKernel>& group : with_same_cases(kernels))
+    for (const SuiteCase& c : forward_cases(group.depth, group.taken)) {
+      INFO(c.describe());
+      for (const stage::ForwardKernel* kernel : group.kernels) check_none(case_failures(*kernel, c));
+    }
 }
 
 /// Checks every kernel under test on one hard case.
@@ -35,11 +39,7 @@ inline void run_hard_case(Failures (*hard_case)(const stage::ForwardKernel&)) {
 
 }  // namespace suite
 
-TEST_CASE("the kernels pass the forward suite", "[suite]") {
-  for (const stage::ForwardKernel& kernel : suite::kernels_under_test()) {
-    suite::run_forward_suite(kernel, suite::depth_for(kernel));
-  }
-}
+TEST_CASE("the kernels pass the forward suite", "[suite]") { suite::run_forward_suite(suite::kernels_under_test()); }
 
 TEST_CASE("C01: rows that see nothing", "[suite][C01]") { suite::run_hard_case(suite::c01_empty_rows); }
 TEST_CASE("C03: causal alignment when Nq and Nk differ", "[suite][C03]") {
@@ -53,5 +53,7 @@ TEST_CASE("C12: 65536 batch entries or heads", "[suite][C12]") { suite::run_hard
 TEST_CASE("C16: no keys, no queries", "[suite][C16]") { suite::run_hard_case(suite::c16_zero_lengths); }
 TEST_CASE("C18: strides", "[suite][C18]") { suite::run_hard_case(suite::c18_strides); }
 TEST_CASE("C21: head mapping", "[suite][C21]") { suite::run_hard_case(suite::c21_head_mapping); }
+TEST_CASE("C25: large sums", "[suite][C25]") { suite::run_hard_case(suite::c25_large_sums); }
 TEST_CASE("C28: scale", "[suite][C28]") { suite::run_hard_case(suite::c28_scale); }
+TEST_CASE("C29: near-ties of large scores", "[suite][C29]") { suite::run_hard_case(suite::c29_near_ties); }
 TEST_CASE("C30: LSE is a natural logarithm", "[suite][C30]") { suite::run_hard_case(suite::c30_lse_base); }

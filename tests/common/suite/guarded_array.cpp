@@ -4,9 +4,11 @@
 #include "tests/common/suite/guarded_array.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 namespace suite {
@@ -14,11 +16,14 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// 256 bytes: the alignment of a device buffer survives a guard before it.
-constexpr std::size_t kGuard = 64;
+/// The alignment of a device buffer survives a guard of so many bytes before it.
+constexpr std::size_t kGuardBytes = 256;
 
-std::size_t guard_elements(stage::Memory memory) {
-  return memory == stage::Memory::device && gpu::device().checked ? 0 : kGuard;
+/// Host arrays start at a multiple of it.
+constexpr std::size_t kHostAlignment = 64;
+
+std::size_t guard_bytes(stage::Memory memory) {
+  return memory == stage::Memory::device && gpu::device().checked ? 0 : kGuardBytes;
 }
 
 std::string bytes_text(double bytes) { return std::to_string(static_cast<long long>(bytes)); }
@@ -27,6 +32,11 @@ std::string bytes_text(double bytes) { return std::to_string(static_cast<long lo
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+
+std::vector<float> rounded(std::vector<float> values, attention::ElementType type) {
+  for (float& value : values) value = attention::rounded(value, type);
+  return values;
 }
 
 std::vector<float> relayout(std::span<const float> from, const attention::Strides& from_strides, int batch, int seqlen,
@@ -56,22 +66,40 @@ std::vector<float> poisoned_result(std::int64_t elements, const attention::Strid
   return image;
 }
 
-GuardedArray::GuardedArray(stage::Memory memory, const char* label, std::vector<float> content, float guard)
-    : label_(label), guard_(guard_elements(memory)), image_(content.size() + 2 * guard_, guard) {
-  std::copy(content.begin(), content.end(), image_.begin() + guard_);
+GuardedArray::GuardedArray(stage::Memory memory, const char* label, attention::ElementType type,
+                           std::vector<float> content, float guard)
+    : GuardedArray(memory, label, type, guard, attention::encode(content, type)) {
+  const std::vector<float> stored = attention::decode(attention::encode(content, type), type);
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    if (stored[i] == content[i] || (std::isnan(stored[i]) && std::isnan(content[i]))) continue;
+    throw std::invalid_argument(label_ + ": element " + std::to_string(i) + ", " + std::to_string(content[i]) +
+                                ", is no number of " + attention::name(type) + "; round what a kernel is to be given");
+  }
+  content_ = std::move(content);
+}
+
+GuardedArray::GuardedArray(stage::Memory memory, const char* label, attention::ElementType type, float guard,
+                           const Bytes& content)
+    : label_(label), type_(type), guard_(guard_bytes(memory)) {
+  const Bytes band = attention::encode(
+      std::vector<float>(guard_ / static_cast<std::size_t>(attention::element_bytes(type)), guard), type);
+  for (const Bytes* part : {&band, &content, &band}) image_.insert(image_.end(), part->begin(), part->end());
   if (memory == stage::Memory::host) {
-    // Room to start at a multiple of 64 bytes.
-    host_.resize(image_.size() + 16);
-    host_shift_ = (64 - reinterpret_cast<std::uintptr_t>(host_.data()) % 64) % 64 / sizeof(float);
+    host_.resize(image_.size() + kHostAlignment);
+    host_shift_ = (kHostAlignment - reinterpret_cast<std::uintptr_t>(host_.data()) % kHostAlignment) % kHostAlignment;
   } else {
-    device_ = gpu::DeviceBuffer<float>(image_.size(), label);
+    device_ = gpu::DeviceBuffer<std::byte>(image_.size(), label);
   }
   reset();
 }
 
+GuardedArray GuardedArray::workspace(stage::Memory memory, std::size_t bytes) {
+  return {memory, "workspace", attention::ElementType::fp32, kSentinel, Bytes(bytes, std::byte{0xFF})};
+}
+
 void GuardedArray::reset() {
   if (!host_.empty()) {
-    std::copy(image_.begin(), image_.end(), host_.begin() + host_shift_);
+    std::copy(image_.begin(), image_.end(), host_.begin() + static_cast<std::ptrdiff_t>(host_shift_));
   } else {
     device_.upload(image_);
   }
@@ -80,41 +108,43 @@ void GuardedArray::reset() {
 void GuardedArray::poison() {
   reset();
   if (!host_.empty()) {
-    std::memset(data(), 0xFF, size() * sizeof(float));
-  } else if (size() > 0) {
-    gpu::fill_bytes(data(), 0xFF, size() * sizeof(float));
+    std::memset(data(), 0xFF, size_bytes());
+  } else if (size_bytes() > 0) {
+    gpu::fill_bytes(data(), 0xFF, size_bytes());
   }
 }
 
-float* GuardedArray::data() {
+void* GuardedArray::data() {
   if (!host_.empty()) return host_.data() + host_shift_ + guard_;
   return device_.size() ? device_.data() + guard_ : nullptr;
 }
 
-std::vector<float> GuardedArray::read(Failures& failures) const {
-  std::vector<float> all =
-      host_.empty() ? device_.download()
-                    : std::vector<float>(host_.begin() + host_shift_, host_.begin() + host_shift_ + image_.size());
+GuardedArray::Bytes GuardedArray::read_bytes(Failures& failures) const {
+  const std::byte* host = host_.data() + host_shift_;
+  const Bytes all = host_.empty() ? device_.download() : Bytes(host, host + image_.size());
+  const std::size_t end = guard_ + size_bytes();
   for (std::size_t i = 0; i < guard_; ++i) {
-    if (!same_bits({&all[i], 1}, {&image_[i], 1})) {
-      failures.push_back(label_ + ": something was written " + std::to_string(guard_ - i) + " elements before it");
-      break;
-    }
+    if (all[i] == image_[i]) continue;
+    failures.push_back(label_ + ": something was written " + std::to_string(guard_ - i) + " bytes before it");
+    break;
   }
-  for (std::size_t i = guard_ + size(); i < all.size(); ++i) {
-    if (!same_bits({&all[i], 1}, {&image_[i], 1})) {
-      failures.push_back(label_ + ": something was written " + std::to_string(i - guard_ - size() + 1) +
-                         " elements past its end");
-      break;
-    }
+  for (std::size_t i = end; i < all.size(); ++i) {
+    if (all[i] == image_[i]) continue;
+    failures.push_back(label_ + ": something was written " + std::to_string(i - end + 1) + " bytes past its end");
+    break;
   }
-  return {all.begin() + guard_, all.begin() + guard_ + size()};
+  return {all.begin() + static_cast<std::ptrdiff_t>(guard_), all.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+std::vector<float> GuardedArray::read(Failures& failures) const {
+  return attention::decode(read_bytes(failures), type_);
 }
 
 std::vector<float> GuardedArray::read_result(Failures& failures) const {
   std::vector<float> values = read(failures);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (content()[i] == kSentinel && values[i] != kSentinel) {
+    // Every number of the type is another float: this compares bits.
+    if (content_[i] == kSentinel && values[i] != kSentinel) {
       failures.push_back(label_ + ": something was written into the gap at element " + std::to_string(i));
       break;
     }
@@ -123,12 +153,10 @@ std::vector<float> GuardedArray::read_result(Failures& failures) const {
 }
 
 void GuardedArray::expect_unchanged(Failures& failures) const {
-  if (!same_bits(read(failures), content())) failures.push_back(label_ + " was changed");
-}
-
-GuardedArray guarded_workspace(stage::Memory memory, std::size_t bytes) {
-  const std::size_t elements = (bytes + sizeof(float) - 1) / sizeof(float);
-  return {memory, "workspace", std::vector<float>(elements, kNaN), kSentinel};
+  const Bytes bytes = read_bytes(failures);
+  if (!std::equal(bytes.begin(), bytes.end(), image_.begin() + static_cast<std::ptrdiff_t>(guard_))) {
+    failures.push_back(label_ + " was changed");
+  }
 }
 
 void compare_traffic(stage::Memory memory, const attention::Traffic& predicted, double may_load_besides,

@@ -11,13 +11,14 @@
 namespace suite {
 namespace {
 
+using attention::ElementType;
 using attention::Problem;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// So that a kernel is asked before anything is allocated.
 const Problem& required(const auto& kernel, const Problem& problem) {
-  kernel.require(problem);
+  stage::require_taken(kernel, problem);
   return problem;
 }
 
@@ -28,13 +29,14 @@ std::size_t index(std::int64_t offset, int column) { return static_cast<std::siz
 GuardedRun::GuardedRun(const stage::ForwardKernel& kernel, const Problem& p, const attention::Inputs& inputs)
     : kernel_(kernel),
       problem_(required(kernel, p)),
-      q_array_(kernel.memory, "Q", inputs.q, kNaN),
-      k_array_(kernel.memory, "K", inputs.k, kNaN),
-      v_array_(kernel.memory, "V", inputs.v, kNaN),
-      o_array_(kernel.memory, "O",
+      q_array_(kernel.memory, "Q", p.element_type, inputs.q, kNaN),
+      k_array_(kernel.memory, "K", p.element_type, inputs.k, kNaN),
+      v_array_(kernel.memory, "V", p.element_type, inputs.v, kNaN),
+      o_array_(kernel.memory, "O", p.element_type,
                poisoned_result(p.elements_o(), p.strides_o(), p.batch, p.seqlen_q, p.heads_q, p.head_dim), kSentinel),
-      lse_array_(kernel.memory, "LSE", std::vector<float>(static_cast<std::size_t>(p.elements_lse()), kNaN), kSentinel),
-      workspace_array_(guarded_workspace(kernel.memory, kernel.workspace_bytes(p))) {}
+      lse_array_(kernel.memory, "LSE", ElementType::fp32,
+                 std::vector<float>(static_cast<std::size_t>(p.elements_lse()), kNaN), kSentinel),
+      workspace_array_(GuardedArray::workspace(kernel.memory, kernel.workspace_bytes(p))) {}
 
 Failures GuardedRun::launch() {
   Failures failures;
@@ -43,9 +45,11 @@ Failures GuardedRun::launch() {
   workspace_array_.poison();
   try {
     gpu::reset_counts();
-    kernel_.run(attention::make_forward_args<float>(problem_, q_array_.data(), k_array_.data(), v_array_.data(),
-                                                    o_array_.data(), lse_array_.data()),
-                workspace_array_.data());
+    with_element_type(problem_.element_type, [&]<class T>(std::type_identity<T>) {
+      kernel_.run(attention::make_forward_args<T>(problem_, q_array_.as<T>(), k_array_.as<T>(), v_array_.as<T>(),
+                                                  o_array_.as<T>(), lse_array_.as<float>()),
+                  workspace_array_.data());
+    });
     gpu::synchronize();
   } catch (const std::exception& error) {
     return {std::string("the launch failed: ") + error.what()};
@@ -54,7 +58,7 @@ Failures GuardedRun::launch() {
 
   o_ = o_array_.read_result(failures);
   lse_ = lse_array_.read(failures);
-  workspace_array_.read(failures);
+  workspace_array_.check_guards(failures);
   for (const GuardedArray* input : {&q_array_, &k_array_, &v_array_}) input->expect_unchanged(failures);
   return failures;
 }
@@ -72,42 +76,45 @@ GuardedBackwardRun::GuardedBackwardRun(const stage::BackwardKernel& kernel, cons
     : kernel_(kernel),
       problem_(required(kernel, p)),
       has_dlse_(!inputs.dlse.empty()),
-      q_array_(kernel.memory, "Q", inputs.q, kNaN),
-      k_array_(kernel.memory, "K", inputs.k, kNaN),
-      v_array_(kernel.memory, "V", inputs.v, kNaN),
-      o_array_(kernel.memory, "O", inputs.o, kNaN),
-      lse_array_(kernel.memory, "LSE", inputs.lse, kNaN),
-      dout_array_(kernel.memory, "dO", inputs.dout, kNaN),
-      dlse_array_(kernel.memory, "dLSE", inputs.dlse, kNaN),
-      dq_array_(kernel.memory, "dQ",
+      q_array_(kernel.memory, "Q", p.element_type, inputs.q, kNaN),
+      k_array_(kernel.memory, "K", p.element_type, inputs.k, kNaN),
+      v_array_(kernel.memory, "V", p.element_type, inputs.v, kNaN),
+      o_array_(kernel.memory, "O", p.element_type, inputs.o, kNaN),
+      lse_array_(kernel.memory, "LSE", ElementType::fp32, inputs.lse, kNaN),
+      dout_array_(kernel.memory, "dO", p.element_type, inputs.dout, kNaN),
+      dlse_array_(kernel.memory, "dLSE", ElementType::fp32, inputs.dlse, kNaN),
+      dq_array_(kernel.memory, "dQ", p.element_type,
                 poisoned_result(p.elements_dq(), p.strides_dq(), p.batch, p.seqlen_q, p.heads_q, p.head_dim),
                 kSentinel),
-      dk_array_(kernel.memory, "dK",
+      dk_array_(kernel.memory, "dK", p.element_type,
                 poisoned_result(p.elements_dk(), p.strides_dk(), p.batch, p.seqlen_kv, p.heads_kv, p.head_dim),
                 kSentinel),
-      dv_array_(kernel.memory, "dV",
+      dv_array_(kernel.memory, "dV", p.element_type,
                 poisoned_result(p.elements_dv(), p.strides_dv(), p.batch, p.seqlen_kv, p.heads_kv, p.head_dim),
                 kSentinel),
-      workspace_array_(guarded_workspace(kernel.memory, kernel.workspace_bytes(p))) {}
+      workspace_array_(GuardedArray::workspace(kernel.memory, kernel.workspace_bytes(p))) {}
 
-attention::BackwardArgs<float> GuardedBackwardRun::args() {
-  return attention::make_backward_args<float>(problem_, {.q = q_array_.data(),
-                                                         .k = k_array_.data(),
-                                                         .v = v_array_.data(),
-                                                         .o = o_array_.data(),
-                                                         .lse = lse_array_.data(),
-                                                         .dout = dout_array_.data(),
-                                                         .dlse = has_dlse_ ? dlse_array_.data() : nullptr,
-                                                         .dq = dq_array_.data(),
-                                                         .dk = dk_array_.data(),
-                                                         .dv = dv_array_.data()});
+void GuardedBackwardRun::call(const stage::LaunchByType<attention::BackwardArgs>& launch) {
+  with_element_type(problem_.element_type, [&]<class T>(std::type_identity<T>) {
+    launch(attention::make_backward_args<T>(problem_, {.q = q_array_.as<T>(),
+                                                       .k = k_array_.as<T>(),
+                                                       .v = v_array_.as<T>(),
+                                                       .o = o_array_.as<T>(),
+                                                       .lse = lse_array_.as<float>(),
+                                                       .dout = dout_array_.as<T>(),
+                                                       .dlse = has_dlse_ ? dlse_array_.as<float>() : nullptr,
+                                                       .dq = dq_array_.as<T>(),
+                                                       .dk = dk_array_.as<T>(),
+                                                       .dv = dv_array_.as<T>()}),
+           workspace_array_.data());
+  });
 }
 
 Failures GuardedBackwardRun::launch() {
   workspace_array_.poison();
   if (kernel_.prepare) {
     try {
-      kernel_.prepare(args(), workspace_array_.data());
+      call(kernel_.prepare);
       gpu::synchronize();
     } catch (const std::exception& error) {
       return {std::string("the preparation failed: ") + error.what()};
@@ -125,7 +132,7 @@ Failures GuardedBackwardRun::launch_prepared() {
   dv_array_.reset();
   try {
     gpu::reset_counts();
-    kernel_.run(args(), workspace_array_.data());
+    call(kernel_.run);
     gpu::synchronize();
   } catch (const std::exception& error) {
     return {std::string("the launch failed: ") + error.what()};
@@ -139,7 +146,7 @@ Failures GuardedBackwardRun::launch_prepared() {
   dq_ = dq_array_.read_result(failures);
   dk_ = dk_array_.read_result(failures);
   dv_ = dv_array_.read_result(failures);
-  workspace_array_.read(failures);
+  workspace_array_.check_guards(failures);
   for (const GuardedArray* input :
        {&q_array_, &k_array_, &v_array_, &o_array_, &lse_array_, &dout_array_, &dlse_array_}) {
     input->expect_unchanged(failures);

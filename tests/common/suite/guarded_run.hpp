@@ -11,7 +11,10 @@
 
 namespace suite {
 
-/// The arrays of one problem where the kernel wants them, and launches on them.
+/// The arrays of one problem where the kernel wants them, in the problem's element type, and launches on them.
+///
+/// Inputs must be numbers of that type already (GuardedArray), so that the kernel sees what the reference sees. Results
+/// are shown as floats, which hold every number of 16 bits exactly.
 ///
 /// NaN stands before and after Q, K and V, a sentinel before and after O, LSE and the workspace and in O's gaps.
 class GuardedRun {
@@ -36,8 +39,8 @@ class GuardedRun {
   std::vector<float> o_, lse_;
 };
 
-/// What a backward kernel reads, laid out by the problem's strides; LSE and dLSE dense. An empty dLSE means that none
-/// is given.
+/// What a backward kernel reads, laid out by the problem's strides; LSE and dLSE dense and fp32. All but these are
+/// numbers of the problem's element type. An empty dLSE means that none is given.
 struct BackwardInputs {
   std::vector<float> q, k, v, o, lse, dout, dlse;
 };
@@ -65,7 +68,7 @@ class GuardedBackwardRun {
   float dv(int b, int key, int head, int column) const;
 
  private:
-  attention::BackwardArgs<float> args();
+  void call(const stage::LaunchByType<attention::BackwardArgs>& launch);
   Failures launch_prepared();
 
   const stage::BackwardKernel& kernel_;

@@ -3,13 +3,14 @@
 
 #include "tests/common/suite/hard_case_tools.hpp"
 
+#include <algorithm>
 #include <limits>
 
 namespace suite {
 
 FarRows::FarRows(ReservedMemory& memory, Axis far, int head_dim)
     : memory_(memory),
-      dense_{.seqlen_q = 2, .seqlen_kv = 2, .head_dim = head_dim},
+      dense_{.seqlen_q = 2, .seqlen_kv = 2, .head_dim = head_dim, .element_type = memory.element_type()},
       strides_{512, 256, head_dim, 1},
       name_("a far batch stride") {
   if (far == Axis::batch) dense_.batch = 2, strides_.batch = kFar;
@@ -42,7 +43,8 @@ void FarRows::place_nothing(int array) {
 std::vector<float> FarRows::gather(int array) const {
   std::vector<float> values(static_cast<std::size_t>(dense_.elements_q()));
   each_row([&](std::size_t dense, std::size_t far) {
-    memory_.read(array * kPitch + far, std::span(values).subspan(dense, dense_.head_dim));
+    const std::vector<float> row = memory_.read(array * kPitch + far, static_cast<std::size_t>(dense_.head_dim));
+    std::copy(row.begin(), row.end(), values.begin() + static_cast<std::ptrdiff_t>(dense));
   });
   return values;
 }

@@ -43,20 +43,48 @@ inline attention::Inputs make(const attention::Problem& p, const Fill& q, const 
 template <class Kernel>
 bool takes(const Kernel& kernel, const attention::Problem& p) {
   try {
-    kernel.require(p);
+    stage::require_taken(kernel, p);
     return true;
   } catch (const stage::Refused&) {
     return false;
   }
 }
 
-/// The smallest head_dim from `at_least` on that the kernel takes.
+/// The smallest head_dim from `at_least` on that the kernel takes with this element type.
 template <class Kernel>
-int embedding_head_dim(const Kernel& kernel, int at_least) {
+int embedding_head_dim(const Kernel& kernel, attention::ElementType type, int at_least) {
   for (const int head_dim : {32, 64, 128, 256}) {
-    if (head_dim >= at_least && takes(kernel, {.seqlen_q = 1, .seqlen_kv = 1, .head_dim = head_dim})) return head_dim;
+    if (head_dim < at_least) continue;
+    if (takes(kernel, {.seqlen_q = 1, .seqlen_kv = 1, .head_dim = head_dim, .element_type = type})) return head_dim;
   }
   throw std::runtime_error("the kernel takes no head_dim of at least " + std::to_string(at_least));
+}
+
+/// What an element of a result may be off by in proportion, besides what fp32 may be: nothing in fp32; in 16 bits twice
+/// half a unit in the last place, since the weights (P or dS) are rounded before the product that they enter, and its
+/// sum at the end. The bound holds where the terms of that sum have one sign.
+constexpr double rounding_of(attention::ElementType type) {
+  return type == attention::ElementType::fp32 ? 0 : attention::unit_in_last_place(type);
+}
+
+/// Which element types a hard case is run for.
+enum class Types {
+  all,              ///< all that the kernel takes
+  one_if_checking,  ///< in the checking build the first of them: the others only convert otherwise, and it is slow
+};
+
+/// Runs a hard case for the element types that the kernel takes. `Trial` is made from the case's id, the kernel and the
+/// type, and holds the failures.
+template <class Trial, class Kernel>
+Failures for_element_types(const char* id, const Kernel& kernel, Types types, void (*hard_case)(Trial&)) {
+  Failures failures;
+  for (const attention::ElementType type : taken_by(kernel).element_types) {
+    Trial trial(id, kernel, type);
+    hard_case(trial);
+    failures.insert(failures.end(), trial.failures.begin(), trial.failures.end());
+    if (types == Types::one_if_checking && depth_for(kernel.memory) == Depth::checking) break;
+  }
+  return failures;
 }
 
 /// A small problem with 2³² + 64 elements between its batch entries, positions or heads, in an array of addresses of
@@ -83,7 +111,7 @@ class FarRows {
   /// An array whose rows nobody has written.
   void place_nothing(int array);
   std::vector<float> gather(int array) const;
-  float* at(int array) { return memory_.at(array * kPitch); }
+  void* at(int array) { return memory_.at(array * kPitch); }
 
  private:
   template <class Visit>
@@ -114,7 +142,8 @@ class GridLimitScope {
 /// Collects what went wrong in a case.
 class Expectations {
  public:
-  Expectations(const std::string& id, const std::string& kernel) : prefix_(id + ", " + kernel) {}
+  Expectations(const std::string& id, const std::string& kernel, attention::ElementType type)
+      : prefix_(id + ", " + kernel + (type == attention::ElementType::fp32 ? "" : ", " + attention::name(type))) {}
 
   void expect(bool holds, const std::string& sentence) {
     if (!holds) failures.push_back(prefix_ + ": " + sentence);

@@ -3,6 +3,11 @@
 /// Inputs that have broken attention kernels elsewhere, each under its id, with the values that are right.
 ///
 /// An input with a smaller head_dim than a kernel takes is embedded by zero columns and an explicit scale.
+///
+/// Each case is run for every element type that the kernel takes; C12 and C18, which are slow, in the checking build
+/// for one of them. Inputs are numbers of the type. Values that are not, as right results, may be off by the rounding
+/// of the weights and of the result; what is exact in the type stays exact, and LSE, which is fp32, keeps its
+/// tolerance.
 
 #include <string>
 #include <vector>
@@ -31,8 +36,9 @@ Failures c06_padding_keys(const stage::ForwardKernel& kernel);
 Failures c08_very_low_scores(const stage::ForwardKernel& kernel);
 /// Offsets beyond 2³² elements, in arrays of which only a few rows are used, and scratch sizes that do not wrap.
 ///
-/// The arrays lie in reserved address space (host kernels, plain emulator) or in 17 GB of device memory where a GPU has
-/// them. In the checking build, whose emulator knows only its own allocations, only the sizes are checked.
+/// The arrays lie in reserved address space (host kernels, plain emulator) or, where a GPU has them, in 17 GB of device
+/// memory, 9 GB in 16 bits. In the checking build, whose emulator knows only its own allocations, only the sizes are
+/// checked.
 Failures c10_64_bit_offsets(const stage::ForwardKernel& kernel);
 /// 65536 batch entries, 65536 heads: more than a grid takes along y or z. On the emulator 32 of them, with its limit
 /// lowered to 31.
@@ -43,8 +49,12 @@ Failures c16_zero_lengths(const stage::ForwardKernel& kernel);
 Failures c18_strides(const stage::ForwardKernel& kernel);
 /// Query head h reads KV head h / (heads_q / heads_kv).
 Failures c21_head_mapping(const stage::ForwardKernel& kernel);
+/// Sums of P·V that 16 bits cannot hold.
+Failures c25_large_sums(const stage::ForwardKernel& kernel);
 /// The scale is the problem's own, not the padded head's; 0 is 0.
 Failures c28_scale(const stage::ForwardKernel& kernel);
+/// Two large scores that nearly tie: the scale belongs to the product in fp32, not to an operand in 16 bits.
+Failures c29_near_ties(const stage::ForwardKernel& kernel);
 /// LSE is a natural logarithm.
 Failures c30_lse_base(const stage::ForwardKernel& kernel);
 

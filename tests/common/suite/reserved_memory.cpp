@@ -5,25 +5,28 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
+#include <cstring>
 
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/device.hpp"
+#include "tests/common/suite/guarded_array.hpp"
 
 namespace suite {
 
-ReservedMemory::ReservedMemory(stage::Memory memory, std::size_t elements)
-    : bytes_(elements * sizeof(float)), on_device_(memory == stage::Memory::device && !gpu::device().emulated) {
+ReservedMemory::ReservedMemory(stage::Memory memory, attention::ElementType type, std::size_t elements)
+    : type_(type),
+      bytes_(elements * element_bytes()),
+      on_device_(memory == stage::Memory::device && !gpu::device().emulated) {
   if (on_device_) {
     if (gpu::memory_available() > bytes_ + (std::size_t{1} << 30)) {
-      data_ = static_cast<float*>(gpu::allocate(bytes_, "far rows"));
+      data_ = static_cast<std::byte*>(gpu::allocate(bytes_, "far rows"));
     }
     return;
   }
   // The checking build reports every access outside the allocations that it knows.
   if (memory == stage::Memory::device && gpu::device().checked) return;
   void* reserved = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved != MAP_FAILED) data_ = static_cast<float*>(reserved);
+  if (reserved != MAP_FAILED) data_ = static_cast<std::byte*>(reserved);
 }
 
 ReservedMemory::~ReservedMemory() {
@@ -36,25 +39,32 @@ ReservedMemory::~ReservedMemory() {
 }
 
 void ReservedMemory::write(std::size_t offset, std::span<const float> values) {
+  const std::vector<std::byte> bytes = attention::encode(values, type_);
   if (on_device_) {
-    gpu::copy_to_device(data_ + offset, values.data(), values.size_bytes());
+    gpu::copy_to_device(at(offset), bytes.data(), bytes.size());
   } else {
-    std::copy(values.begin(), values.end(), data_ + offset);
+    std::memcpy(at(offset), bytes.data(), bytes.size());
   }
 }
 
-void ReservedMemory::read(std::size_t offset, std::span<float> values) const {
+std::vector<float> ReservedMemory::read(std::size_t offset, std::size_t elements) const {
+  std::vector<std::byte> bytes(elements * element_bytes());
+  const std::byte* from = data_ + offset * element_bytes();
   if (on_device_) {
-    gpu::copy_to_host(values.data(), data_ + offset, values.size_bytes());
+    gpu::copy_to_host(bytes.data(), from, bytes.size());
   } else {
-    std::copy_n(data_ + offset, values.size(), values.begin());
+    std::memcpy(bytes.data(), from, bytes.size());
   }
+  return attention::decode(bytes, type_);
 }
 
 std::vector<float> ReservedMemory::run(const stage::ForwardKernel& kernel, const attention::Problem& p, std::size_t q,
                                        std::size_t k, std::size_t v, std::size_t o) {
   const auto launch = [&](float* lse, void* workspace) {
-    kernel.run(attention::make_forward_args<float>(p, data_ + q, data_ + k, data_ + v, data_ + o, lse), workspace);
+    with_element_type(type_, [&]<class T>(std::type_identity<T>) {
+      const auto array = [&](std::size_t offset) { return static_cast<T*>(at(offset)); };
+      kernel.run(attention::make_forward_args<T>(p, array(q), array(k), array(v), array(o), lse), workspace);
+    });
   };
   const auto rows = static_cast<std::size_t>(p.elements_lse());
   const std::size_t workspace_bytes = kernel.workspace_bytes(p);

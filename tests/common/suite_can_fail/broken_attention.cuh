@@ -2,7 +2,9 @@
 /// \file
 /// Simple attention kernels with a fault each, for the proof that the forward suite catches them.
 ///
-///     row_attention     a thread a query row, online softmax over tiles of 16 keys; no shared memory
+///     row_attention     a thread a query row, online softmax over tiles of 16 keys; no shared memory; elements in
+///     fp32,
+///                       fp16 or bf16, sums in fp32, P rounded to the element type before it meets V
 ///     shared_attention  a block of 32 threads a query row; the scores of 32 keys meet in shared memory, two barriers a
 ///                       tile, for switching them off
 ///
@@ -11,11 +13,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "common/attention/cost.hpp"
 #include "common/attention/problem.hpp"
 #include "common/gpu/barrier.cuh"
 #include "common/gpu/launch.cuh"
+#include "common/gpu/numeric.cuh"
 #include "common/stage/kernel.hpp"
 
 namespace broken {
@@ -52,7 +56,7 @@ enum class Variant {
   k_with_v_strides,         ///< K walked with the strides of V
   o_as_if_dense,            ///< O written as if it were dense
   default_scale_always,     ///< an explicit scale is ignored
-  scale_of_padded_head,     ///< as if head_dim were 128
+  scale_of_padded_head,     ///< as if head_dim were 256
   nan_for_empty_rows,       ///< 0 / 0 where a row sees nothing
   zero_lse_for_empty_rows,  ///< LSE 0 where a row sees nothing
   skips_empty_rows,         ///< a row that sees nothing is left as it was
@@ -61,14 +65,26 @@ enum class Variant {
   depends_on_launch,        ///< every second launch differs in the last bit
   takes_any_head_dim,       ///< accepts head_dim 48 and does nothing
   counts_wrong_bytes,       ///< the predicted traffic forgets LSE
+
+  // In 16 bits only.
+  reads_bf16_as_fp16,        ///< the kernel for fp16 is launched on bf16
+  reads_fp16_as_bf16,        ///< and the other way round
+  accumulates_in_16_bits,    ///< O is rounded after each key
+  keeps_maximum_in_16_bits,  ///< the running maximum is rounded from tile to tile
+  scores_in_16_bits,         ///< S is rounded
+  lse_in_16_bits,            ///< LSE is rounded
+  scales_q_in_16_bits,       ///< scale · log₂e · q is rounded before the product
+  scales_k_in_16_bits,       ///< scale · log₂e · k is
+  p_of_first_maximum,        ///< the maximum stays that of the first tile: P may grow beyond what fp16 holds
 };
 
-inline constexpr int kMostHeadDim = 128;
+inline constexpr int kMostHeadDim = 256;
 inline constexpr int kTileKeys = 16;
 inline constexpr int kRowsPerBlock = 32;
 
 /// The keys that a row visits.
-__device__ inline KeyRange keys_of(const ForwardArgs<float>& args, Variant variant, int query) {
+template <class T>
+__device__ inline KeyRange keys_of(const ForwardArgs<T>& args, Variant variant, int query) {
   Mask mask = args.mask;
   const bool window = mask.left < attention::kUnlimited;
   if (variant == Variant::window_left_off_by_one && window) mask.left += 1;
@@ -88,17 +104,43 @@ __device__ inline std::int64_t offset_of(const attention::Strides& strides, Vari
   return variant == Variant::offsets_in_32_bits ? static_cast<std::int32_t>(offset) : offset;
 }
 
+/// The number of the element type nearest to x.
+template <class T>
+__device__ inline float rounded_to(float x) {
+  return gpu::to_float(gpu::from_float<T>(x));
+}
+
+inline constexpr float kLog2e = 1.44269504f;
+
 /// q · k in the order that the variant takes.
-__device__ inline float dot(const float* q, const float* k, int head_dim, Variant variant) {
+template <class T>
+__device__ inline float dot(const float* q, const T* k, int head_dim, Variant variant) {
   float parts[4] = {0, 0, 0, 0};
   for (int i = 0; i < head_dim; ++i) {
     const int c = variant == Variant::sums_backwards ? head_dim - 1 - i : i;
-    parts[variant == Variant::sums_in_four_parts ? i % 4 : 0] += q[c] * k[c];
+    parts[variant == Variant::sums_in_four_parts ? i % 4 : 0] += q[c] * gpu::to_float(k[c]);
   }
   return (parts[0] + parts[1]) + (parts[2] + parts[3]);
 }
 
-__global__ void row_attention(ForwardArgs<float> args, Variant variant, int launch, float* workspace) {
+/// The scaled score of a key.
+template <class T>
+__device__ inline float score_of(const float* q, const T* k, int head_dim, float scale, Variant variant) {
+  if (variant == Variant::scales_q_in_16_bits || variant == Variant::scales_k_in_16_bits) {
+    float sum = 0;
+    for (int c = 0; c < head_dim; ++c) {
+      const float k_c = gpu::to_float(k[c]), factor = scale * kLog2e;
+      sum += variant == Variant::scales_q_in_16_bits ? rounded_to<T>(factor * q[c]) * k_c
+                                                     : q[c] * rounded_to<T>(factor * k_c);
+    }
+    return sum / kLog2e;
+  }
+  const float score = scale * dot(q, k, head_dim, variant);
+  return variant == Variant::scores_in_16_bits ? rounded_to<T>(score) : score;
+}
+
+template <class T>
+__global__ void row_attention(ForwardArgs<T> args, Variant variant, int launch, float* workspace) {
   const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= rows) return;
@@ -116,9 +158,9 @@ __global__ void row_attention(ForwardArgs<float> args, Variant variant, int laun
   if (variant == Variant::scale_of_padded_head) scale *= sqrtf(static_cast<float>(args.head_dim) / kMostHeadDim);
 
   float q[kMostHeadDim], o[kMostHeadDim];
-  const float* q_row = args.q_gmem + offset_of(args.q_strides, variant, b, query, head);
+  const T* q_row = args.q_gmem + offset_of(args.q_strides, variant, b, query, head);
   for (int c = 0; c < args.head_dim; ++c) {
-    q[c] = q_row[c];
+    q[c] = gpu::to_float(q_row[c]);
     o[c] = 0;
   }
   float m = -INFINITY;
@@ -135,12 +177,14 @@ __global__ void row_attention(ForwardArgs<float> args, Variant variant, int laun
       const attention::Strides& strides = variant == Variant::k_with_v_strides ? args.v_strides : args.k_strides;
       float score = 0;
       if (key < keys.end && variant != Variant::ignores_k) {
-        score = scale * dot(q, args.k_gmem + offset_of(strides, variant, b_kv, key, head_kv), args.head_dim, variant);
+        score =
+            score_of(q, args.k_gmem + offset_of(strides, variant, b_kv, key, head_kv), args.head_dim, scale, variant);
       }
       s[key - begin] = score;
       m_new = fmaxf(m_new, score);
     }
     if (variant == Variant::no_maximum) m_new = 0;
+    if (variant == Variant::p_of_first_maximum && begin > keys.begin) m_new = m;
     const float factor = variant == Variant::forgets_rescale ? 1.0f : expf(m - m_new);
     l *= factor;
     for (int c = 0; c < args.head_dim; ++c) o[c] *= factor;
@@ -148,35 +192,41 @@ __global__ void row_attention(ForwardArgs<float> args, Variant variant, int laun
       const float p = expf(s[key - begin] - m_new);
       l += p;
       if (key >= keys.end) continue;
-      const float* v = args.v_gmem + offset_of(args.v_strides, variant, b_kv, key, head_kv);
-      for (int c = 0; c < args.head_dim; ++c) o[c] += p * v[c];
+      const T* v = args.v_gmem + offset_of(args.v_strides, variant, b_kv, key, head_kv);
+      const float weight = rounded_to<T>(p);
+      for (int c = 0; c < args.head_dim; ++c) {
+        o[c] += weight * gpu::to_float(v[c]);
+        if (variant == Variant::accumulates_in_16_bits) o[c] = rounded_to<T>(o[c]);
+      }
     }
-    m = m_new;
+    m = variant == Variant::keeps_maximum_in_16_bits ? rounded_to<T>(m_new) : m_new;
   }
 
   float factor = l == 0 && variant != Variant::nan_for_empty_rows ? 0.0f : 1 / l;
   float extra = 0;
   if (variant == Variant::reads_past_end && args.seqlen_kv > 0) {
-    extra = 0 * args.v_row(args.batch - 1, args.seqlen_kv - 1, args.heads_kv - 1)[args.head_dim];
+    extra = 0 * gpu::to_float(args.v_row(args.batch - 1, args.seqlen_kv - 1, args.heads_kv - 1)[args.head_dim]);
   }
   if (variant == Variant::uses_raw_workspace) extra = 0 * workspace[0];
   if (variant == Variant::writes_past_workspace && row == 0) workspace[1] = 0;
-  if (variant == Variant::depends_on_launch && launch % 2 == 1) factor *= 1 + 0x1p-23f;
+  if (variant == Variant::depends_on_launch && launch % 2 == 1) factor *= sizeof(T) == 4 ? 1 + 0x1p-23f : 1 + 0x1p-7f;
 
   attention::Strides o_strides = args.o_strides;
   if (variant == Variant::o_as_if_dense) {
     o_strides = attention::contiguous_strides(args.seqlen_q, args.heads_q, args.head_dim);
   }
-  float* o_row = args.o_gmem + offset_of(o_strides, variant, b, query, head);
-  for (int c = 0; c < args.head_dim; ++c) o_row[c] = o[c] * factor + extra;
+  T* o_row = args.o_gmem + offset_of(o_strides, variant, b, query, head);
+  for (int c = 0; c < args.head_dim; ++c) o_row[c] = gpu::from_float<T>(o[c] * factor + extra);
   float lse = l == 0 ? -INFINITY : m + logf(l);
-  if (variant == Variant::lse_base_2) lse *= 1.44269504f;
+  if (variant == Variant::lse_base_2) lse *= kLog2e;
   if (variant == Variant::zero_lse_for_empty_rows && l == 0) lse = 0;
+  if (variant == Variant::lse_in_16_bits) lse = rounded_to<T>(lse);
   *args.lse_entry(b, query, head) = lse;
 
-  if (variant == Variant::writes_past_end && row == rows - 1) o_row[args.head_dim] = 0;
+  if (variant == Variant::writes_past_end && row == rows - 1) o_row[args.head_dim] = gpu::from_float<T>(0);
   const bool gap = args.o_strides.seq > std::int64_t{args.heads_q} * args.head_dim && query + 1 < args.seqlen_q;
-  if (variant == Variant::writes_into_gap && gap && head == args.heads_q - 1) o_row[args.head_dim] = 0;
+  if (variant == Variant::writes_into_gap && gap && head == args.heads_q - 1)
+    o_row[args.head_dim] = gpu::from_float<T>(0);
 }
 
 /// Does nothing: for a launch of which only the grid matters.
@@ -186,18 +236,23 @@ __global__ void no_attention() {}
 inline attention::Traffic traffic(const Problem& p) {
   const double heads = double(p.batch) * p.heads_q;
   const double rows = heads * p.seqlen_q;
-  return {.loaded = sizeof(float) * p.head_dim * (rows + 2 * heads * double(p.visible_pairs())),
-          .stored = sizeof(float) * rows * (p.head_dim + 1)};
+  const double row_bytes = double(attention::element_bytes(p.element_type)) * p.head_dim;
+  return {.loaded = row_bytes * (rows + 2 * heads * double(p.visible_pairs())),
+          .stored = rows * (row_bytes + sizeof(float))};
 }
 
-/// row_attention as the suite sees it.
-inline stage::ForwardKernel row_attention_kernel(Variant variant, const std::string& name) {
-  const auto launches = std::make_shared<int>(0);
+template <class T>
+void launch_rows(const ForwardArgs<T>& args, Variant variant, int launch, void* workspace) {
+  const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
+  if (rows == 0) return;
+  gpu::launch(row_attention<T>, {.grid = (rows + kRowsPerBlock - 1) / kRowsPerBlock, .block = kRowsPerBlock}, args,
+              variant, launch, static_cast<float*>(workspace));
+}
+
+/// row_attention as the suite sees it, but for what it takes and how it is launched.
+inline stage::ForwardKernel row_attention_of(Variant variant, const std::string& name) {
   stage::ForwardKernel kernel;
   kernel.name = name;
-  if (variant != Variant::takes_any_head_dim) {
-    kernel.require = [name](const Problem& p) { stage::require_head_dim_32_64_128(name, p); };
-  }
   if (variant == Variant::uses_raw_workspace || variant == Variant::writes_past_workspace) {
     kernel.workspace_bytes = [](const Problem&) { return sizeof(float); };
   }
@@ -206,12 +261,60 @@ inline stage::ForwardKernel row_attention_kernel(Variant variant, const std::str
     if (variant == Variant::counts_wrong_bytes) t.stored -= sizeof(float) * double(p.elements_lse());
     return t;
   };
+  return kernel;
+}
+
+/// row_attention in fp32.
+inline stage::ForwardKernel row_attention_kernel(Variant variant, const std::string& name) {
+  stage::ForwardKernel kernel = row_attention_of(variant, name);
+  if (variant != Variant::takes_any_head_dim) {
+    kernel.require = [name](const Problem& p) { stage::require_head_dim_32_64_128(name, p); };
+  }
+  const auto launches = std::make_shared<int>(0);
   kernel.run = [variant, launches](const ForwardArgs<float>& args, void* workspace) {
     if (variant == Variant::takes_any_head_dim && args.head_dim % 32 != 0) return;
-    const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
-    if (rows == 0) return;
-    gpu::launch(row_attention, {.grid = (rows + kRowsPerBlock - 1) / kRowsPerBlock, .block = kRowsPerBlock}, args,
-                variant, (*launches)++, static_cast<float*>(workspace));
+    launch_rows(args, variant, (*launches)++, workspace);
+  };
+  return kernel;
+}
+
+/// The same bytes, taken for elements of another type.
+template <class To, class From>
+ForwardArgs<To> read_as(const ForwardArgs<From>& args) {
+  return {.q_gmem = reinterpret_cast<const To*>(args.q_gmem),
+          .k_gmem = reinterpret_cast<const To*>(args.k_gmem),
+          .v_gmem = reinterpret_cast<const To*>(args.v_gmem),
+          .o_gmem = reinterpret_cast<To*>(args.o_gmem),
+          .lse_gmem = args.lse_gmem,
+          .q_strides = args.q_strides,
+          .k_strides = args.k_strides,
+          .v_strides = args.v_strides,
+          .o_strides = args.o_strides,
+          .batch = args.batch,
+          .heads_q = args.heads_q,
+          .heads_kv = args.heads_kv,
+          .seqlen_q = args.seqlen_q,
+          .seqlen_kv = args.seqlen_kv,
+          .head_dim = args.head_dim,
+          .softmax_scale = args.softmax_scale,
+          .mask = args.mask};
+}
+
+/// row_attention in fp16 and bf16.
+inline stage::ForwardKernel row_attention_kernel_16_bits(Variant variant, const std::string& name) {
+  stage::ForwardKernel kernel = row_attention_of(variant, name);
+  kernel.require = [name](const Problem& p) { stage::require_head_dim(name, p, {64, 128, 256}); };
+  const auto launches = std::make_shared<int>(0);
+  kernel.run = [variant, launches]<stage::SixteenBits T>(const ForwardArgs<T>& args, void* workspace) {
+    const int launch = (*launches)++;
+    if constexpr (std::is_same_v<T, gpu::bf16>) {
+      if (variant == Variant::reads_bf16_as_fp16) {
+        return launch_rows(read_as<gpu::fp16>(args), variant, launch, workspace);
+      }
+    } else if (variant == Variant::reads_fp16_as_bf16) {
+      return launch_rows(read_as<gpu::bf16>(args), variant, launch, workspace);
+    }
+    launch_rows(args, variant, launch, workspace);
   };
   return kernel;
 }

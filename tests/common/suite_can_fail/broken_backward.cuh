@@ -5,16 +5,19 @@
 ///     dkv_rows     a thread a key row: dK and dV, over all query heads of its group
 ///     atomic_rows  a thread a query row: as dq_rows, and adds to dK and dV by atomics; zero_rows goes before it
 ///
-/// All count rows along grid.x and keep their own rows in registers; no shared memory.
+/// All count rows along grid.x and keep their own rows in registers; no shared memory. The first two take elements in
+/// fp32, fp16 or bf16, sum in fp32, and round P and dS to the element type before the product that they enter.
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "common/attention/cost.hpp"
 #include "common/attention/problem.hpp"
 #include "common/gpu/atomic.cuh"
 #include "common/gpu/launch.cuh"
+#include "common/gpu/numeric.cuh"
 #include "common/stage/kernel.hpp"
 
 namespace broken_backward {
@@ -64,6 +67,14 @@ enum class Variant {
   workspace_in_32_bits,     ///< the size of the workspace is cut to 32 bits
   counts_wrong_bytes,       ///< the predicted traffic forgets D
   counts_no_pairs_of_mask,  ///< the predicted traffic takes all pairs for visible
+
+  // In 16 bits only.
+  reads_bf16_as_fp16,      ///< the kernels for fp16 are launched on bf16
+  accumulates_in_16_bits,  ///< dQ, dK and dV are rounded after each term
+  dq_before_its_scale,     ///< the sum of dQ is rounded before it is scaled
+  scales_k_in_16_bits,     ///< scale · log₂e · k is rounded before the product
+  lse_in_16_bits,          ///< LSE is rounded
+  d_in_16_bits,            ///< D is rounded
 };
 
 inline constexpr int kMostHeadDim = 128;
@@ -71,7 +82,8 @@ inline constexpr int kTileKeys = 16;
 inline constexpr int kRowsPerBlock = 32;
 
 /// The keys that a row visits.
-__device__ inline KeyRange keys_of(const BackwardArgs<float>& args, Variant variant, int query) {
+template <class T>
+__device__ inline KeyRange keys_of(const BackwardArgs<T>& args, Variant variant, int query) {
   if (variant == Variant::top_left_causal) {
     return attention::visible_keys(args.mask, query, args.seqlen_kv, args.seqlen_kv);
   }
@@ -80,25 +92,34 @@ __device__ inline KeyRange keys_of(const BackwardArgs<float>& args, Variant vari
   return keys;
 }
 
-__device__ inline int kv_head_of(const BackwardArgs<float>& args, Variant variant, int head) {
+template <class T>
+__device__ inline int kv_head_of(const BackwardArgs<T>& args, Variant variant, int head) {
   return variant == Variant::head_modulo ? head % args.heads_kv : args.kv_head(head);
 }
 
-__device__ inline float dot(const float* a, const float* b, int head_dim, Variant variant) {
+/// The number of the element type nearest to x.
+template <class T>
+__device__ inline float rounded_to(float x) {
+  return gpu::to_float(gpu::from_float<T>(x));
+}
+
+template <class A, class B>
+__device__ inline float dot(const A* a, const B* b, int head_dim, Variant variant) {
   float sum = 0;
   for (int i = 0; i < head_dim; ++i) {
     const int c = variant == Variant::sums_backwards ? head_dim - 1 - i : i;
-    sum += a[c] * b[c];
+    sum += gpu::to_float(a[c]) * gpu::to_float(b[c]);
   }
   return sum;
 }
 
-__device__ inline float scale_of(const BackwardArgs<float>& args, Variant variant) {
+template <class T>
+__device__ inline float scale_of(const BackwardArgs<T>& args, Variant variant) {
   return variant == Variant::default_scale_always ? 1 / sqrtf(static_cast<float>(args.head_dim)) : args.softmax_scale;
 }
 
-__device__ inline const float* dout_row_of(const BackwardArgs<float>& args, Variant variant, int b, int query,
-                                           int head) {
+template <class T>
+__device__ inline const T* dout_row_of(const BackwardArgs<T>& args, Variant variant, int b, int query, int head) {
   const attention::Strides& strides = variant == Variant::dout_with_o_strides ? args.o_strides : args.dout_strides;
   return args.dout_gmem + strides.offset(b, query, head);
 }
@@ -117,14 +138,32 @@ struct Weight {
   float p, ds;
 };
 
-__device__ inline Weight weight_of(const QueryRow& row, const float* k, const float* v, int head_dim, float scale,
+/// The scaled score of a query and a key of elements of type T.
+template <class T>
+__device__ inline float score_of(const float* q, const float* k, int head_dim, float scale, Variant variant) {
+  if (variant != Variant::scales_k_in_16_bits) return scale * dot(q, k, head_dim, variant);
+  constexpr float kLog2e = 1.44269504f;
+  float sum = 0;
+  for (int c = 0; c < head_dim; ++c) sum += q[c] * rounded_to<T>(scale * kLog2e * k[c]);
+  return sum / kLog2e;
+}
+
+template <class T, class V>
+__device__ inline Weight weight_of(const QueryRow& row, const float* k, const V* v, int head_dim, float scale,
                                    Variant variant) {
-  const float p = expf(scale * dot(row.q, k, head_dim, variant) - row.lse);
+  const float p = expf(score_of<T>(row.q, k, head_dim, scale, variant) - row.lse);
   return {p, p * (dot(row.dout, v, head_dim, variant) - row.d)};
 }
 
+/// A sum and one term more.
+template <class T>
+__device__ inline float plus(float sum, float term, Variant variant) {
+  return variant == Variant::accumulates_in_16_bits ? rounded_to<T>(sum + term) : sum + term;
+}
+
 /// D of the O that the first half of the keys alone would give.
-__device__ inline float partial_d(const BackwardArgs<float>& args, const QueryRow& row, Variant variant) {
+template <class T>
+__device__ inline float partial_d(const BackwardArgs<T>& args, const QueryRow& row, Variant variant) {
   float weights = 0, sum = 0;
   const int head_kv = args.kv_head(row.head);
   for (int key = row.keys.begin; key < row.keys.begin + (row.keys.size() + 1) / 2; ++key) {
@@ -137,17 +176,19 @@ __device__ inline float partial_d(const BackwardArgs<float>& args, const QueryRo
 }
 
 /// D = rowsum(dO∘O) − dLSE.
-__device__ inline float d_of(const BackwardArgs<float>& args, const QueryRow& row, Variant variant) {
+template <class T>
+__device__ inline float d_of(const BackwardArgs<T>& args, const QueryRow& row, Variant variant) {
   if (variant == Variant::partial_o) return partial_d(args, row, variant);
   float d = dot(row.dout, args.o_row(row.b, row.query, row.head), args.head_dim, variant);
   if (args.dlse_gmem && variant != Variant::ignores_dlse) {
     const float dlse = args.dlse_gmem[row.index];
     d += variant == Variant::wrong_sign_of_dlse ? dlse : -dlse;
   }
-  return d;
+  return variant == Variant::d_in_16_bits ? rounded_to<T>(d) : d;
 }
 
-__device__ inline QueryRow load_query_row(const BackwardArgs<float>& args, Variant variant, std::int64_t index) {
+template <class T>
+__device__ inline QueryRow load_query_row(const BackwardArgs<T>& args, Variant variant, std::int64_t index) {
   QueryRow row;
   row.index = index;
   row.query = static_cast<int>(index % args.seqlen_q);
@@ -155,12 +196,13 @@ __device__ inline QueryRow load_query_row(const BackwardArgs<float>& args, Varia
   row.b = static_cast<int>(index / args.seqlen_q / args.heads_q);
   row.keys = keys_of(args, variant, row.query);
   row.lse = args.lse_gmem[index];
+  if (variant == Variant::lse_in_16_bits) row.lse = rounded_to<T>(row.lse);
   row.d = 0;
-  const float* q = args.q_row(row.b, row.query, row.head);
-  const float* dout = dout_row_of(args, variant, row.b, row.query, row.head);
+  const T* q = args.q_row(row.b, row.query, row.head);
+  const T* dout = dout_row_of(args, variant, row.b, row.query, row.head);
   for (int c = 0; c < args.head_dim; ++c) {
-    row.q[c] = q[c];
-    row.dout[c] = dout[c];
+    row.q[c] = gpu::to_float(q[c]);
+    row.dout[c] = gpu::to_float(dout[c]);
   }
   return row;
 }
@@ -171,27 +213,28 @@ __device__ inline std::int64_t row_of_thread(std::int64_t rows) {
   return row < rows ? row : -1;
 }
 
-__global__ void d_rows(BackwardArgs<float> args, float* d_gmem) {
+template <class T>
+__global__ void d_rows(BackwardArgs<T> args, float* d_gmem) {
   const std::int64_t index = row_of_thread(std::int64_t{args.batch} * args.heads_q * args.seqlen_q);
   if (index < 0) return;
   d_gmem[index] = d_of(args, load_query_row(args, Variant::right, index), Variant::right);
 }
 
 /// dQ of a row, from its keys. `add` is called for each key, with its weight.
-template <class Add>
-__device__ void visit_keys(const BackwardArgs<float>& args, Variant variant, const QueryRow& row, int launch,
-                           Add&& add) {
+template <class T, class Add>
+__device__ void visit_keys(const BackwardArgs<T>& args, Variant variant, const QueryRow& row, int launch, Add&& add) {
   const float scale = scale_of(args, variant);
   const int b_kv = variant == Variant::first_batch_only ? 0 : row.b;
   const int head_kv = kv_head_of(args, variant, row.head);
   float dq[kMostHeadDim];
   for (int c = 0; c < args.head_dim; ++c) dq[c] = 0;
   for (int key = row.keys.begin; key < row.keys.end; ++key) {
-    const float* k = args.k_row(b_kv, key, head_kv);
+    const T* k = args.k_row(b_kv, key, head_kv);
     float k_reg[kMostHeadDim];
-    for (int c = 0; c < args.head_dim; ++c) k_reg[c] = k[c];
-    const Weight weight = weight_of(row, k_reg, args.v_row(b_kv, key, head_kv), args.head_dim, scale, variant);
-    for (int c = 0; c < args.head_dim; ++c) dq[c] += weight.ds * k_reg[c];
+    for (int c = 0; c < args.head_dim; ++c) k_reg[c] = gpu::to_float(k[c]);
+    const Weight weight = weight_of<T>(row, k_reg, args.v_row(b_kv, key, head_kv), args.head_dim, scale, variant);
+    const float ds = rounded_to<T>(weight.ds);
+    for (int c = 0; c < args.head_dim; ++c) dq[c] = plus<T>(dq[c], ds * k_reg[c], variant);
     add(key, head_kv, weight);
   }
   float extra = 0;
@@ -201,21 +244,26 @@ __device__ void visit_keys(const BackwardArgs<float>& args, Variant variant, con
   }
   if (variant == Variant::nan_for_empty_rows && row.keys.empty()) extra = expf(-INFINITY - row.lse);
   if (variant == Variant::reads_past_end) {
-    extra = 0 * args.dout_row(args.batch - 1, args.seqlen_q - 1, args.heads_q - 1)[args.head_dim];
+    extra = 0 * gpu::to_float(args.dout_row(args.batch - 1, args.seqlen_q - 1, args.heads_q - 1)[args.head_dim]);
   }
   if (variant == Variant::skips_empty_rows && row.keys.empty()) return;
   float factor = variant == Variant::no_scale_in_dq ? 1.0f : scale;
-  if (variant == Variant::depends_on_launch && launch % 2 == 1) factor *= 1 + 0x1p-23f;
+  if (variant == Variant::depends_on_launch && launch % 2 == 1) factor *= sizeof(T) == 4 ? 1 + 0x1p-23f : 1 + 0x1p-7f;
 
-  float* dq_row = args.dq_row(row.b, row.query, row.head);
-  for (int c = 0; c < args.head_dim; ++c) dq_row[c] = factor * dq[c] + extra;
+  T* dq_row = args.dq_row(row.b, row.query, row.head);
+  for (int c = 0; c < args.head_dim; ++c) {
+    if (variant == Variant::dq_before_its_scale) dq[c] = rounded_to<T>(dq[c]);
+    dq_row[c] = gpu::from_float<T>(factor * dq[c] + extra);
+  }
   const bool last = row.index == std::int64_t{args.batch} * args.heads_q * args.seqlen_q - 1;
-  if (variant == Variant::writes_past_end && last) dq_row[args.head_dim] = 0;
+  if (variant == Variant::writes_past_end && last) dq_row[args.head_dim] = gpu::from_float<T>(0);
   const bool gap = args.dq_strides.seq > std::int64_t{args.heads_q} * args.head_dim && row.query + 1 < args.seqlen_q;
-  if (variant == Variant::writes_into_gap && gap && row.head == args.heads_q - 1) dq_row[args.head_dim] = 0;
+  if (variant == Variant::writes_into_gap && gap && row.head == args.heads_q - 1)
+    dq_row[args.head_dim] = gpu::from_float<T>(0);
 }
 
-__global__ void dq_rows(BackwardArgs<float> args, Variant variant, int launch, float* d_gmem) {
+template <class T>
+__global__ void dq_rows(BackwardArgs<T> args, Variant variant, int launch, float* d_gmem) {
   const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
   const std::int64_t index = row_of_thread(rows);
   if (index < 0) return;
@@ -232,7 +280,8 @@ __global__ void dq_rows(BackwardArgs<float> args, Variant variant, int launch, f
   if (variant == Variant::changes_input && index == 0) const_cast<float*>(args.lse_gmem)[0] = 0;
 }
 
-__global__ void dkv_rows(BackwardArgs<float> args, Variant variant, const float* d_gmem) {
+template <class T>
+__global__ void dkv_rows(BackwardArgs<T> args, Variant variant, const float* d_gmem) {
   const std::int64_t index = row_of_thread(std::int64_t{args.batch} * args.heads_kv * args.seqlen_kv);
   if (index < 0) return;
   const int key = static_cast<int>(index % args.seqlen_kv);
@@ -240,12 +289,12 @@ __global__ void dkv_rows(BackwardArgs<float> args, Variant variant, const float*
   const int b = static_cast<int>(index / args.seqlen_kv / args.heads_kv);
   const float scale = scale_of(args, variant);
   const int b_kv = variant == Variant::first_batch_only ? 0 : b;
-  const float* k = args.k_row(b_kv, key, head_kv);
-  const float* v = args.v_row(b_kv, key, head_kv);
+  const T* k = args.k_row(b_kv, key, head_kv);
+  const T* v = args.v_row(b_kv, key, head_kv);
   float k_reg[kMostHeadDim], v_reg[kMostHeadDim], dk[kMostHeadDim], dv[kMostHeadDim];
   for (int c = 0; c < args.head_dim; ++c) {
-    k_reg[c] = k[c];
-    v_reg[c] = v[c];
+    k_reg[c] = gpu::to_float(k[c]);
+    v_reg[c] = gpu::to_float(v[c]);
     dk[c] = dv[c] = 0;
   }
   bool seen = false;
@@ -260,10 +309,11 @@ __global__ void dkv_rows(BackwardArgs<float> args, Variant variant, const float*
       seen = true;
       QueryRow row = load_query_row(args, variant, args.row_index(b, query, head));
       row.d = d_gmem[row.index];
-      const Weight weight = leaks ? Weight{1, 0} : weight_of(row, k_reg, v_reg, args.head_dim, scale, variant);
+      const Weight weight = leaks ? Weight{1, 0} : weight_of<T>(row, k_reg, v_reg, args.head_dim, scale, variant);
+      const float p = rounded_to<T>(weight.p), ds = rounded_to<T>(weight.ds);
       for (int c = 0; c < args.head_dim; ++c) {
-        dk[c] += (variant == Variant::dk_from_p ? weight.p : weight.ds) * row.q[c];
-        dv[c] += weight.p * row.dout[c];
+        dk[c] = plus<T>(dk[c], (variant == Variant::dk_from_p ? p : ds) * row.q[c], variant);
+        dv[c] = plus<T>(dv[c], p * row.dout[c], variant);
       }
     }
   }
@@ -272,11 +322,11 @@ __global__ void dkv_rows(BackwardArgs<float> args, Variant variant, const float*
   const attention::Strides& dk_strides = variant == Variant::dk_with_k_strides ? args.k_strides : args.dk_strides;
   std::int64_t dk_offset = dk_strides.offset(b, key, head_kv);
   if (variant == Variant::offset_in_32_bits) dk_offset = static_cast<std::int32_t>(dk_offset);
-  float* dk_row = args.dk_gmem + dk_offset;
-  float* dv_row = args.dv_row(b, key, head_kv);
+  T* dk_row = args.dk_gmem + dk_offset;
+  T* dv_row = args.dv_row(b, key, head_kv);
   for (int c = 0; c < args.head_dim; ++c) {
-    dk_row[c] = factor * dk[c];
-    dv_row[c] = dv[c];
+    dk_row[c] = gpu::from_float<T>(factor * dk[c]);
+    dv_row[c] = gpu::from_float<T>(dv[c]);
   }
 }
 
@@ -327,33 +377,53 @@ inline attention::Traffic traffic(const Problem& p, Variant variant) {
   const double pairs = heads * (variant == Variant::counts_no_pairs_of_mask ? double(p.seqlen_q) * p.seqlen_kv
                                                                             : double(p.visible_pairs()));
   const double d = p.head_dim;
+  attention::Traffic elements, floats;  // both counted, not yet in bytes
   // A row of Q and dO and its LSE; K and V for each pair.
-  attention::Traffic t{.loaded = rows * (2 * d + 1) + pairs * 2 * d, .stored = rows * d};
+  elements = {.loaded = rows * 2 * d + pairs * 2 * d, .stored = rows * d};
+  floats.loaded = rows;
   if (prepares(variant)) {
-    t.loaded += rows;  // D
+    floats.loaded += rows;  // D
   } else {
-    t.loaded += rows * d;  // O
+    elements.loaded += rows * d;  // O
   }
   if (uses_atomics(variant)) {
-    t = t + attention::Traffic{.loaded = pairs * 2 * d, .stored = pairs * 2 * d + key_rows * 2 * d};
+    elements = elements + attention::Traffic{.loaded = pairs * 2 * d, .stored = pairs * 2 * d + key_rows * 2 * d};
   } else {
-    if (!prepares(variant) && variant != Variant::counts_wrong_bytes) t.stored += rows;  // D
+    if (!prepares(variant) && variant != Variant::counts_wrong_bytes) floats.stored += rows;  // D
     // A row of K and V; Q, dO, LSE and D for each pair.
-    t = t + attention::Traffic{.loaded = key_rows * 2 * d + pairs * (2 * d + 2), .stored = key_rows * 2 * d};
+    elements = elements + attention::Traffic{.loaded = key_rows * 2 * d + pairs * 2 * d, .stored = key_rows * 2 * d};
+    floats.loaded += pairs * 2;
   }
-  return {sizeof(float) * t.loaded, sizeof(float) * t.stored};
+  const double element_bytes = attention::element_bytes(p.element_type);
+  return {.loaded = element_bytes * elements.loaded + sizeof(float) * floats.loaded,
+          .stored = element_bytes * elements.stored + sizeof(float) * floats.stored};
 }
 
-/// The kernels as the suite sees them.
-inline stage::BackwardKernel backward_kernel(Variant variant, const std::string& name) {
-  const auto launches = std::make_shared<int>(0);
-  const auto blocks_for = [](std::int64_t rows) { return (rows + kRowsPerBlock - 1) / kRowsPerBlock; };
+inline gpu::LaunchShape threads_for(std::int64_t rows) {
+  return {.grid = (rows + kRowsPerBlock - 1) / kRowsPerBlock, .block = kRowsPerBlock};
+}
+
+template <class T>
+void prepare_d(const BackwardArgs<T>& args, void* workspace) {
+  const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
+  if (rows > 0) gpu::launch(d_rows<T>, threads_for(rows), args, static_cast<float*>(workspace));
+}
+
+template <class T>
+void launch_rows(const BackwardArgs<T>& args, Variant variant, int launch, void* workspace) {
+  float* d_gmem = static_cast<float*>(workspace);
+  const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
+  const std::int64_t key_rows = std::int64_t{args.batch} * args.heads_kv * args.seqlen_kv;
+  if (rows > 0) gpu::launch(dq_rows<T>, threads_for(rows), args, variant, launch, d_gmem);
+  if (key_rows > 0) gpu::launch(dkv_rows<T>, threads_for(key_rows), args, variant, d_gmem);
+  if (rows > 0 && variant == Variant::spoils_preparation) gpu::launch(spoil_rows, threads_for(rows), d_gmem, rows);
+}
+
+/// The kernels as the suite sees them, but for what they take and how they are launched.
+inline stage::BackwardKernel backward_kernel_of(Variant variant, const std::string& name) {
   stage::BackwardKernel kernel;
   kernel.name = name;
   kernel.deterministic = !uses_atomics(variant) || variant == Variant::claims_determinism;
-  if (variant != Variant::takes_any_head_dim) {
-    kernel.require = [name](const Problem& p) { stage::require_head_dim_32_64_128(name, p); };
-  }
   kernel.workspace_bytes = [variant](const Problem& p) -> std::size_t {
     if (uses_atomics(variant)) return 0;
     const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(p.elements_lse());
@@ -363,30 +433,77 @@ inline stage::BackwardKernel backward_kernel(Variant variant, const std::string&
   if (variant <= Variant::prepares_d || variant >= Variant::counts_wrong_bytes) {
     kernel.traffic = [variant](const Problem& p) { return traffic(p, variant); };
   }
-  if (prepares(variant)) {
-    kernel.prepare = [blocks_for](const BackwardArgs<float>& args, void* workspace) {
-      const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
-      if (rows == 0) return;
-      gpu::launch(d_rows, {.grid = blocks_for(rows), .block = kRowsPerBlock}, args, static_cast<float*>(workspace));
-    };
+  return kernel;
+}
+
+/// The kernels in fp32.
+inline stage::BackwardKernel backward_kernel(Variant variant, const std::string& name) {
+  stage::BackwardKernel kernel = backward_kernel_of(variant, name);
+  if (variant != Variant::takes_any_head_dim) {
+    kernel.require = [name](const Problem& p) { stage::require_head_dim_32_64_128(name, p); };
   }
-  kernel.run = [variant, launches, blocks_for](const BackwardArgs<float>& args, void* workspace) {
+  if (prepares(variant)) kernel.prepare = prepare_d<float>;
+  const auto launches = std::make_shared<int>(0);
+  kernel.run = [variant, launches](const BackwardArgs<float>& args, void* workspace) {
     if (variant == Variant::takes_any_head_dim && args.head_dim % 32 != 0) return;
-    float* d_gmem = static_cast<float*>(workspace);
     const int launch = (*launches)++;
+    if (!uses_atomics(variant)) return launch_rows(args, variant, launch, workspace);
     const std::int64_t rows = std::int64_t{args.batch} * args.heads_q * args.seqlen_q;
     const std::int64_t key_rows = std::int64_t{args.batch} * args.heads_kv * args.seqlen_kv;
-    const auto over = [&](std::int64_t count) {
-      return gpu::LaunchShape{.grid = blocks_for(count), .block = kRowsPerBlock};
+    if (key_rows > 0 && variant != Variant::no_zeroing) gpu::launch(zero_rows, threads_for(key_rows), args);
+    if (rows > 0) gpu::launch(atomic_rows, threads_for(rows), args, variant);
+  };
+  return kernel;
+}
+
+/// bf16, taken for fp16.
+inline BackwardArgs<gpu::fp16> read_as_fp16(const BackwardArgs<gpu::bf16>& args) {
+  const auto read = [](const gpu::bf16* array) { return reinterpret_cast<const gpu::fp16*>(array); };
+  const auto write = [](gpu::bf16* array) { return reinterpret_cast<gpu::fp16*>(array); };
+  return {.q_gmem = read(args.q_gmem),
+          .k_gmem = read(args.k_gmem),
+          .v_gmem = read(args.v_gmem),
+          .o_gmem = read(args.o_gmem),
+          .lse_gmem = args.lse_gmem,
+          .dout_gmem = read(args.dout_gmem),
+          .dlse_gmem = args.dlse_gmem,
+          .dq_gmem = write(args.dq_gmem),
+          .dk_gmem = write(args.dk_gmem),
+          .dv_gmem = write(args.dv_gmem),
+          .q_strides = args.q_strides,
+          .k_strides = args.k_strides,
+          .v_strides = args.v_strides,
+          .o_strides = args.o_strides,
+          .dout_strides = args.dout_strides,
+          .dq_strides = args.dq_strides,
+          .dk_strides = args.dk_strides,
+          .dv_strides = args.dv_strides,
+          .batch = args.batch,
+          .heads_q = args.heads_q,
+          .heads_kv = args.heads_kv,
+          .seqlen_q = args.seqlen_q,
+          .seqlen_kv = args.seqlen_kv,
+          .head_dim = args.head_dim,
+          .softmax_scale = args.softmax_scale,
+          .mask = args.mask};
+}
+
+/// The kernels in fp16 and bf16, without atomics.
+inline stage::BackwardKernel backward_kernel_16_bits(Variant variant, const std::string& name) {
+  stage::BackwardKernel kernel = backward_kernel_of(variant, name);
+  kernel.require = [name](const Problem& p) { stage::require_head_dim(name, p, {64, 128}); };
+  if (prepares(variant)) {
+    kernel.prepare = []<stage::SixteenBits T>(const BackwardArgs<T>& args, void* workspace) {
+      prepare_d(args, workspace);
     };
-    if (uses_atomics(variant)) {
-      if (key_rows > 0 && variant != Variant::no_zeroing) gpu::launch(zero_rows, over(key_rows), args);
-      if (rows > 0) gpu::launch(atomic_rows, over(rows), args, variant);
-      return;
+  }
+  const auto launches = std::make_shared<int>(0);
+  kernel.run = [variant, launches]<stage::SixteenBits T>(const BackwardArgs<T>& args, void* workspace) {
+    const int launch = (*launches)++;
+    if constexpr (std::is_same_v<T, gpu::bf16>) {
+      if (variant == Variant::reads_bf16_as_fp16) return launch_rows(read_as_fp16(args), variant, launch, workspace);
     }
-    if (rows > 0) gpu::launch(dq_rows, over(rows), args, variant, launch, d_gmem);
-    if (key_rows > 0) gpu::launch(dkv_rows, over(key_rows), args, variant, d_gmem);
-    if (rows > 0 && variant == Variant::spoils_preparation) gpu::launch(spoil_rows, over(rows), d_gmem, rows);
+    launch_rows(args, variant, launch, workspace);
   };
   return kernel;
 }

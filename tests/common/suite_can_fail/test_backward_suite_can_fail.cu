@@ -15,6 +15,7 @@
 namespace {
 
 using broken_backward::backward_kernel;
+using broken_backward::backward_kernel_16_bits;
 using broken_backward::Variant;
 using suite::Failures;
 
@@ -89,6 +90,43 @@ const std::vector<Broken>& broken_kernels() {
   return kernels;
 }
 
+const std::vector<Broken>& broken_kernels_16_bits() {
+  static const std::vector<Broken> kernels = {
+      {Variant::reads_bf16_as_fp16, "reads_bf16_as_fp16", {"C01", "C25", "C29"}},
+      {Variant::scales_k_in_16_bits, "scales_k_in_16_bits", {"C29"}},
+      {Variant::lse_in_16_bits, "lse_in_16_bits", {"C29"}},
+      {Variant::d_in_16_bits, "d_in_16_bits", {}},
+      {Variant::last_head_of_group, "last_head_of_group", {"C21"}},
+      {Variant::padding_not_masked, "padding_not_masked", {"C23"}},
+      {Variant::no_scale_in_dq, "no_scale_in_dq", {"C25", "C28"}},
+      {Variant::dout_with_o_strides, "dout_with_o_strides", {"C18"}},
+      {Variant::ignores_dlse, "ignores_dlse", {"LSE"}},
+      {Variant::dk_from_p, "dk_from_p", {"C01", "C21"}},
+      {Variant::top_left_causal, "top_left_causal", {"C01"}},
+      {Variant::drops_last_key, "drops_last_key", {"C23"}},
+      {Variant::nan_for_empty_rows, "nan_for_empty_rows", {"C01", "C16"}},
+      {Variant::skips_unseen_keys, "skips_unseen_keys", {"C16"}},
+      {Variant::writes_past_end, "writes_past_end", {}},
+      {Variant::writes_into_gap, "writes_into_gap", {"C18"}},
+      {Variant::writes_past_workspace, "writes_past_workspace", {}},
+      {Variant::reads_past_end, "reads_past_end", {}},
+      {Variant::uses_raw_workspace, "uses_raw_workspace", {}},
+      {Variant::changes_input, "changes_input", {}},
+      {Variant::spoils_preparation, "spoils_preparation", {"C26"}},
+      {Variant::depends_on_launch, "depends_on_launch", {"C26"}},
+  };
+  return kernels;
+}
+
+void check_caught(const stage::BackwardKernel& kernel, const std::vector<std::string>& caught_by) {
+  INFO(kernel.name);
+  CHECK_FALSE(failures_of(kernel, "").empty());
+  for (const std::string& id : caught_by) {
+    INFO(id);
+    CHECK_FALSE(failures_of(kernel, id).empty());
+  }
+}
+
 }  // namespace
 
 TEST_CASE("right backward kernels pass the suite and the hard cases", "[suite_can_fail]") {
@@ -104,15 +142,20 @@ TEST_CASE("a right backward kernel with a preparation passes the suite and the h
   check_right(backward_kernel(Variant::prepares_d, "prepares_d"));
 }
 
+TEST_CASE("right backward kernels in 16 bits pass the suite and the hard cases", "[suite_can_fail]") {
+  check_right(backward_kernel_16_bits(Variant::right, "right"));
+  check_right(backward_kernel_16_bits(Variant::prepares_d, "prepares_d"));
+}
+
 TEST_CASE("the backward suite catches broken kernels", "[suite_can_fail]") {
   for (const Broken& entry : broken_kernels()) {
-    const stage::BackwardKernel kernel = backward_kernel(entry.variant, entry.name);
-    INFO(entry.name);
-    CHECK_FALSE(failures_of(kernel, "").empty());
-    for (const std::string& id : entry.caught_by) {
-      INFO(id);
-      CHECK_FALSE(failures_of(kernel, id).empty());
-    }
+    check_caught(backward_kernel(entry.variant, entry.name), entry.caught_by);
+  }
+}
+
+TEST_CASE("the backward suite catches broken kernels in 16 bits", "[suite_can_fail]") {
+  for (const Broken& entry : broken_kernels_16_bits()) {
+    check_caught(backward_kernel_16_bits(entry.variant, entry.name), entry.caught_by);
   }
 }
 
@@ -125,6 +168,23 @@ TEST_CASE("the backward suite catches a nondeterministic order that is declared 
   if (gpu::device().emulated) CHECK_FALSE(failures_of(kernel, "").empty());
 }
 
+TEST_CASE("C25 catches sums of gradients in 16 bits", "[suite_can_fail][C25]") {
+  const stage::BackwardKernel kernel =
+      backward_kernel_16_bits(Variant::accumulates_in_16_bits, "accumulates_in_16_bits");
+  CHECK_FALSE(failures_of(kernel, "C25").empty());
+  // The checking build's cases have too few rows for it.
+  if (!gpu::device().checked) CHECK_FALSE(failures_of(kernel, "").empty());
+}
+
+TEST_CASE("C25 catches a sum of dQ that overflows fp16 before it is scaled", "[suite_can_fail][C25]") {
+  // Where it does not overflow, and in bf16, it is only rounded once more.
+  const Failures failures =
+      failures_of(backward_kernel_16_bits(Variant::dq_before_its_scale, "dq_before_its_scale"), "C25");
+  REQUIRE(failures.size() == 1);
+  CHECK(failures[0].find("fp16") != std::string::npos);
+  CHECK(failures[0].find("dQ of batch 0, row 0, head 0, column 0 is inf") != std::string::npos);
+}
+
 TEST_CASE("C10 catches a backward workspace whose size is computed in 32 bits", "[suite_can_fail][C10]") {
   CHECK_FALSE(failures_of(backward_kernel(Variant::workspace_in_32_bits, "workspace_in_32_bits"), "C10").empty());
 }
@@ -132,7 +192,9 @@ TEST_CASE("C10 catches a backward workspace whose size is computed in 32 bits", 
 TEST_CASE("C10 catches a backward's offsets in 32 bits", "[suite_can_fail][C10]") {
   // In the checking build the emulator knows only its own allocations, and none of them is that long.
   if (gpu::device().checked) return;
-  CHECK_FALSE(failures_of(backward_kernel(Variant::offset_in_32_bits, "offset_in_32_bits"), "C10").empty());
+  for (const auto kernel : {backward_kernel, backward_kernel_16_bits}) {
+    CHECK_FALSE(failures_of(kernel(Variant::offset_in_32_bits, "offset_in_32_bits"), "C10").empty());
+  }
 }
 
 TEST_CASE("C12 catches batch entries or heads that a backward counts along y or z", "[suite_can_fail][C12]") {
@@ -160,26 +222,35 @@ TEST_CASE("the checking build catches a wrong prediction of a backward's bytes",
 }
 
 TEST_CASE("the backward suite's cases hold what they are for", "[suite_can_fail]") {
+  using attention::ElementType;
+  const suite::Taken both{.element_types = {ElementType::fp16, ElementType::bf16}, .head_dims = {64, 128}};
+  CHECK(suite::taken_by(backward_kernel(Variant::right, "right")) == suite::Taken{});
+  CHECK(suite::taken_by(backward_kernel_16_bits(Variant::right, "right")) == both);
   for (const suite::Depth d : {suite::Depth::checking, suite::Depth::plain, suite::Depth::product}) {
-    const std::vector<suite::BackwardCase> cases = suite::backward_cases(d);
-    std::set<std::string> names;
-    bool repeated = false, empty_rows = false, expanded = false, with_dlse = false, rescheduled = false;
-    for (const suite::BackwardCase& c : cases) {
-      const attention::Problem& p = c.problem;
-      INFO(c.describe());
-      CHECK_NOTHROW(p.validate());
-      names.insert(c.describe());
-      repeated |= c.repeat;
-      rescheduled |= c.reschedule;
-      with_dlse |= c.with_dlse;
-      empty_rows |= p.mask == attention::Mask::causal() && p.seqlen_kv > 0 && p.seqlen_q > p.seqlen_kv;
-      expanded |= p.strides_dout().seq == 0 && p.seqlen_q > 1;
+    for (const suite::Taken& taken : {suite::Taken{}, both}) {
+      std::set<std::pair<ElementType, int>> head_dims_of_types;
+      const std::vector<suite::BackwardCase> cases = suite::backward_cases(d, taken);
+      std::set<std::string> names;
+      bool repeated = false, empty_rows = false, expanded = false, with_dlse = false, rescheduled = false;
+      for (const suite::BackwardCase& c : cases) {
+        const attention::Problem& p = c.problem;
+        INFO(c.describe());
+        CHECK_NOTHROW(p.validate());
+        names.insert(c.describe());
+        head_dims_of_types.insert({p.element_type, p.head_dim});
+        repeated |= c.repeat;
+        rescheduled |= c.reschedule;
+        with_dlse |= c.with_dlse;
+        empty_rows |= p.mask == attention::Mask::causal() && p.seqlen_kv > 0 && p.seqlen_q > p.seqlen_kv;
+        expanded |= p.strides_dout().seq == 0 && p.seqlen_q > 1;
+      }
+      CHECK(names.size() == cases.size());
+      CHECK(head_dims_of_types.size() == taken.element_types.size() * taken.head_dims.size());
+      CHECK(repeated);
+      CHECK(empty_rows);
+      CHECK(expanded);
+      CHECK(with_dlse);
+      CHECK(rescheduled == (d != suite::Depth::product));
     }
-    CHECK(names.size() == cases.size());
-    CHECK(repeated);
-    CHECK(empty_rows);
-    CHECK(expanded);
-    CHECK(with_dlse);
-    CHECK(rescheduled == (d != suite::Depth::product));
   }
 }

@@ -14,18 +14,18 @@
 ///     tma_prefetch(map)                                     the map itself into its cache
 ///
 /// x is the first element of the box in the innermost dimension, y in the next, and so on; they may lie past the
-/// end, and those of a load may be negative. Elements outside the array arrive as zeros, and are not stored. The box lies densely in shared memory, rows
-/// of the innermost dimension one below the other, swizzled as the map says (swizzle.cuh); it starts at a multiple of
-/// 128 bytes, or of the swizzle's period.
+/// end, and those of a load may be negative. Elements outside the array arrive as zeros, and are not stored. The box
+/// lies densely in shared memory, rows of the innermost dimension one below the other, swizzled as the map says
+/// (swizzle.cuh); it starts at a multiple of 128 bytes, or of the swizzle's period.
 ///
 /// Loads: announce the bytes on the barrier *before or with* this thread's arrival, then load; whoever waits for the
 /// phase sees the bytes, without a fence. Stores: every thread that wrote the box calls async_proxy_fence(), then a
 /// barrier, then one thread stores. Groups belong to the thread: the one that stored is the one that commits and waits.
 ///
-/// x × element size has to be a multiple of 16 bytes, and the coordinates of a store must not be negative: an H200 stops
-/// with "illegal instruction" otherwise. Where a row of the array ends inside the box of a store, it has to end at a
-/// multiple of 16 bytes: an H200 writes whole pieces of 16 bytes, the last one past the end. The emulator refuses all
-/// three.
+/// x × element size has to be a multiple of 16 bytes, and the coordinates of a store must not be negative: an H200
+/// stops with "illegal instruction" otherwise. Where a row of the array ends inside the box of a store, it has to end
+/// at a multiple of 16 bytes: an H200 writes whole pieces of 16 bytes, the last one past the end. The emulator refuses
+/// all three.
 
 #include "common/gpu/async_proxy.cuh"
 #include "common/gpu/mbarrier.cuh"

@@ -123,10 +123,10 @@ double norm(const T* row, int head_dim) {
   return std::sqrt(squared);
 }
 
-/// The largest |scale| · ‖q‖ · ‖k‖ of a query and a key that it sees: no score is larger, nor any part of its sum by
-/// much.
-double largest_possible_score(const Problem& p, std::span<const float> q, std::span<const float> k) {
-  double largest = 0;
+/// |scale| · ‖q‖ · ‖k‖ of each query and the largest of the keys that it sees: no score is larger, nor any part of its
+/// sum by much. Dense [batch, heads_q, seqlen_q].
+std::vector<double> largest_possible_scores(const Problem& p, std::span<const float> q, std::span<const float> k) {
+  std::vector<double> largest;
   const int group = p.heads_q / p.heads_kv;
   std::vector<double> largest_key;
   for (int b = 0; b < p.batch; ++b)
@@ -136,10 +136,27 @@ double largest_possible_score(const Problem& p, std::span<const float> q, std::s
         largest_key = largest_of_seen(
             p, [&](int key) { return norm(k.data() + p.strides_k().offset(b, key, head_kv), p.head_dim); });
       for (int i = 0; i < p.seqlen_q; ++i)
-        largest = std::max(largest, norm(q.data() + p.strides_q().offset(b, i, head), p.head_dim) *
-                                        largest_key[static_cast<std::size_t>(i)]);
+        largest.push_back(std::abs(double(p.scale())) * norm(q.data() + p.strides_q().offset(b, i, head), p.head_dim) *
+                          largest_key[static_cast<std::size_t>(i)]);
     }
-  return std::abs(double(p.scale())) * largest;
+  return largest;
+}
+
+/// What an LSE may be off because tensor cores cut off the digits of a sum that do not fit, where other units round:
+/// always towards zero, so that a score's errors add up. They add eight products at a time or more (Fasi, Higham,
+/// Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021), and each time at most a unit in the last
+/// place of fp32 is lost, in proportion to the score.
+double lse_of_cut_sums(const Problem& p, std::span<const float> q, std::span<const float> k,
+                       const ReferenceForward& reference) {
+  if (p.element_type == ElementType::fp32) return 0;
+  const std::vector<double> scores = largest_possible_scores(p, q, k);
+  double largest = 0;
+  for (std::size_t row = 0; row < scores.size(); ++row) {
+    if (std::isfinite(reference.lse[row])) {
+      largest = std::max(largest, scores[row] / std::max(1.0, std::abs(reference.lse[row])));
+    }
+  }
+  return p.head_dim / 8.0 * unit_in_last_place(ElementType::fp32) * largest;
 }
 
 void require_size(const char* array, std::size_t size, std::size_t needed) {
@@ -288,6 +305,7 @@ ForwardYardstick make_forward_yardstick(const Problem& p, std::span<const float>
                        std::max(yardstick.plain.absolute, error.absolute), std::max(yardstick.plain.lse, error.lse)};
   }
   yardstick.allowed = allow(yardstick.plain, p.element_type);
+  yardstick.allowed.lse += lse_of_cut_sums(p, q, k, yardstick.reference);
   return yardstick;
 }
 
@@ -349,7 +367,7 @@ BackwardYardstick make_backward_yardstick(const Problem& p, std::span<const floa
       }
   yardstick.lse.assign(pass.forward.lse.begin(), pass.forward.lse.end());
   yardstick.reference = std::move(pass.gradients);
-  yardstick.exponent = std::max(1.0, largest_possible_score(p, q, k));
+  for (const double score : largest_possible_scores(p, q, k)) yardstick.exponent = std::max(yardstick.exponent, score);
   for (const float lse : yardstick.lse)
     if (std::isfinite(lse)) yardstick.exponent = std::max(yardstick.exponent, std::abs(double(lse)));
   const auto magnitudes = [&](const std::vector<double>& terms, const std::vector<double>& rounded_terms,

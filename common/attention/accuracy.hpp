@@ -38,7 +38,7 @@ struct Verdict {
 struct ForwardYardstick {
   ReferenceForward reference;  ///< float64
   ForwardError plain;          ///< of plain_forward against the reference, the worse of its two forms
-  ForwardError allowed;  ///< 2 × plain + 2 ulps, of the element type for O, of fp32 for LSE: what a kernel may have
+  ForwardError allowed;        ///< what a kernel may have: 2 × plain + 2 ulps (judge_forward)
 };
 
 /// Computes the float64 reference and the plain forward, in the problem's element type, in both forms. In 16 bits q, k
@@ -55,6 +55,9 @@ inline constexpr double kLargestAllowedError = 0.1;
 /// precision, plus 2 ulps of the output type: 2 · 2⁻²³ for fp32 and for every LSE, 2 · 2⁻¹⁰ for an O in fp16, 2 · 2⁻⁷
 /// in bf16. Inputs must be finite; a NaN in o or lse is never right. o holds its elements as floats, whatever type they
 /// were stored in, and is laid out by the problem's o strides (gaps are not looked at); lse is dense.
+///
+/// In 16 bits an LSE may be off by head_dim / 8 · 2⁻²³ · |scale| · ‖q‖ · ‖k‖ more: what tensor cores lose of a score,
+/// which cut sums off where plain attention rounds them.
 ///
 /// In 16 bits nothing is right where more than kLargestAllowedError · max |V| would have to be allowed, as when plain
 /// attention leaves the range of fp16.

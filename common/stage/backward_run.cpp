@@ -3,15 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <exception>
-#include <functional>
 #include <limits>
-#include <mutex>
-#include <thread>
 #include <utility>
 
+#include "common/attention/in_parallel.hpp"
 #include "common/attention/reference.hpp"
 
 namespace stage {
@@ -24,29 +20,6 @@ using attention::Problem;
 
 constexpr double kLeastExactP = 0x1p-102;  // of attention::BackwardMagnitudes
 constexpr double kLongestReference = 4e9;  // products in QKᵀ; some 10 seconds on one core
-
-/// Calls f(0) … f(count − 1) on all cores.
-void in_parallel(std::int64_t count, const std::function<void(std::int64_t)>& f) {
-  std::atomic<std::int64_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr first;
-  const auto work = [&] {
-    for (std::int64_t i; (i = next++) < count;) {
-      try {
-        f(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-      }
-    }
-  };
-  std::vector<std::thread> threads;
-  const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  for (std::int64_t t = 1; t < std::min(cores, count); ++t) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
-}
 
 /// One head with sizes and layout of its own; what is left out is that of `p`.
 Problem part_of(const Problem& p, int heads_q, int seqlen_q, int seqlen_kv, attention::Mask mask) {
@@ -124,7 +97,7 @@ BackwardSample::BackwardSample(const Problem& p, const attention::Inputs& inputs
   dq_.resize(queries.size());
   dk_.resize(keys.size());
   dv_.resize(keys.size());
-  in_parallel(static_cast<std::int64_t>(queries.size() + keys.size()), [&](std::int64_t i) {
+  attention::in_parallel(static_cast<std::int64_t>(queries.size() + keys.size()), [&](std::int64_t i) {
     const auto query = static_cast<std::size_t>(i), key = query - queries.size();
     if (query < queries.size()) {
       dq_[query] = query_row(p, inputs, dout, queries[query]);
@@ -148,7 +121,7 @@ BackwardSample::Forward BackwardSample::run_forward(const Problem& p, const atte
   o_.assign(static_cast<std::size_t>(p.elements_o()), std::numeric_limits<float>::quiet_NaN());
   lse_.resize(rows);
   const Problem head_alone = part_of(p, 1, p.seqlen_q, p.seqlen_kv, p.mask);
-  in_parallel(std::int64_t{p.batch} * p.heads_q, [&](std::int64_t index) {
+  attention::in_parallel(std::int64_t{p.batch} * p.heads_q, [&](std::int64_t index) {
     const int head = static_cast<int>(index % p.heads_q), b = static_cast<int>(index / p.heads_q);
     const int head_kv = head / (p.heads_q / p.heads_kv);
     const attention::ReferenceForward reference = attention::reference_forward(

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "common/attention/in_parallel.hpp"
+
 namespace stage {
 namespace {
 
@@ -16,34 +18,6 @@ std::vector<float> reference_lse(const attention::ForwardYardstick& yardstick) {
   std::vector<float> lse;
   for (const double l : yardstick.reference.lse) lse.push_back(static_cast<float>(l));
   return lse;
-}
-
-/// Row `query` of head `head` of batch entry `b` as a problem of its own: one query, and of the keys only the run that
-/// the mask leaves, so that no mask is needed.
-attention::Verdict judge_row(const Problem& p, const attention::Inputs& inputs, std::span<const float> o,
-                             std::span<const float> lse, int b, int head, int query) {
-  const attention::KeyRange keys = attention::visible_keys(p.mask, query, p.seqlen_q, p.seqlen_kv);
-  const int head_kv = head / (p.heads_q / p.heads_kv);
-
-  Problem row;
-  row.seqlen_q = 1;
-  row.seqlen_kv = keys.size();
-  row.head_dim = p.head_dim;
-  row.element_type = p.element_type;
-  row.softmax_scale = p.scale();
-  row.q_strides = p.strides_q();
-  row.k_strides = p.strides_k();
-  row.v_strides = p.strides_v();
-  row.o_strides = p.strides_o();
-  const auto v = part<float>(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), row.elements_v());
-  const attention::ForwardYardstick yardstick = attention::make_forward_yardstick(
-      row, part<float>(inputs.q, p.strides_q().offset(b, query, head), row.elements_q()),
-      part<float>(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), row.elements_k()), v);
-  const std::vector<float> unjudged = lse.empty() ? reference_lse(yardstick) : std::vector<float>();
-  return attention::judge_forward(row, v, part(o, p.strides_o().offset(b, query, head), row.elements_o()),
-                                  lse.empty() ? std::span<const float>(unjudged)
-                                              : part(lse, (std::int64_t{b} * p.heads_q + head) * p.seqlen_q + query, 1),
-                                  yardstick);
 }
 
 /// A row that a sample need not contain to be seen to be wrong: O not finite or LSE NaN. Empty if there is none.
@@ -71,18 +45,61 @@ bool is_sampled(const Problem& p) {
   return static_cast<double>(p.visible_pairs()) * p.heads_q * p.batch * p.head_dim > kLongestReference;
 }
 
-attention::Verdict judge_sample(const Problem& p, const attention::Inputs& inputs, std::span<const float> o,
-                                std::span<const float> lse) {
+ForwardSample::ForwardSample(const Problem& p, const attention::Inputs& inputs) : problem_(p) {
+  const std::vector<std::int64_t> indices = sampled_rows(p.elements_lse());
+  rows_.resize(indices.size());
+  attention::in_parallel(static_cast<std::int64_t>(indices.size()), [&](std::int64_t i) {
+    rows_[static_cast<std::size_t>(i)] = make_row(inputs, indices[static_cast<std::size_t>(i)]);
+  });
+}
+
+ForwardSample::Row ForwardSample::make_row(const attention::Inputs& inputs, std::int64_t index) const {
+  const Problem& p = problem_;
+  const int query = static_cast<int>(index % p.seqlen_q);
+  const int head = static_cast<int>(index / p.seqlen_q % p.heads_q);
+  const int b = static_cast<int>(index / p.seqlen_q / p.heads_q);
+  const attention::KeyRange keys = attention::visible_keys(p.mask, query, p.seqlen_q, p.seqlen_kv);
+  const int head_kv = head / (p.heads_q / p.heads_kv);
+
+  Problem row;
+  row.seqlen_q = 1;
+  row.seqlen_kv = keys.size();
+  row.head_dim = p.head_dim;
+  row.element_type = p.element_type;
+  row.softmax_scale = p.scale();
+  row.q_strides = p.strides_q();
+  row.k_strides = p.strides_k();
+  row.v_strides = p.strides_v();
+  row.o_strides = p.strides_o();
+  const auto v = part<float>(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), row.elements_v());
+  return {b,
+          head,
+          query,
+          row,
+          v,
+          attention::make_forward_yardstick(
+              row, part<float>(inputs.q, p.strides_q().offset(b, query, head), row.elements_q()),
+              part<float>(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), row.elements_k()), v)};
+}
+
+attention::Verdict ForwardSample::judge_row(const Row& row, std::span<const float> o,
+                                            std::span<const float> lse) const {
+  const Problem& p = problem_;
+  const std::int64_t entry = (std::int64_t{row.batch} * p.heads_q + row.head) * p.seqlen_q + row.query;
+  const std::vector<float> unjudged = lse.empty() ? reference_lse(row.yardstick) : std::vector<float>();
+  return attention::judge_forward(
+      row.problem, row.v, part(o, p.strides_o().offset(row.batch, row.query, row.head), row.problem.elements_o()),
+      lse.empty() ? std::span<const float>(unjudged) : part(lse, entry, 1), row.yardstick);
+}
+
+attention::Verdict ForwardSample::judge(std::span<const float> o, std::span<const float> lse) const {
   attention::Verdict verdict{.right = true, .error = {}, .allowed = {}, .sentence = {}};
   std::string worst_row;
   double worst_ratio = -1;
   const auto grow = [](double& largest, double x) { largest = x > largest ? x : largest; };
 
-  for (const std::int64_t index : sampled_rows(p.elements_lse())) {
-    const int query = static_cast<int>(index % p.seqlen_q);
-    const int head = static_cast<int>(index / p.seqlen_q % p.heads_q);
-    const int b = static_cast<int>(index / p.seqlen_q / p.heads_q);
-    const attention::Verdict row = judge_row(p, inputs, o, lse, b, head, query);
+  for (const Row& sampled : rows_) {
+    const attention::Verdict row = judge_row(sampled, o, lse);
     grow(verdict.error.relative, row.error.relative);
     grow(verdict.error.absolute, row.error.absolute);
     grow(verdict.error.lse, row.error.lse);
@@ -93,18 +110,18 @@ attention::Verdict judge_sample(const Problem& p, const attention::Inputs& input
                                    row.error.lse / row.allowed.lse});
     if (ratio > worst_ratio) {
       worst_ratio = ratio;
-      worst_row = fmt::format("batch {}, head {}, query {}", b, head, query);
+      worst_row = fmt::format("batch {}, head {}, query {}", sampled.batch, sampled.head, sampled.query);
     }
   }
   const auto within = [](double error, double allowed) { return std::isfinite(error) && error <= allowed; };
   verdict.right = within(verdict.error.relative, verdict.allowed.relative) &&
                   within(verdict.error.absolute, verdict.allowed.absolute) &&
                   within(verdict.error.lse, verdict.allowed.lse);
-  if (p.element_type != attention::ElementType::fp32 &&
+  if (problem_.element_type != attention::ElementType::fp32 &&
       !(verdict.allowed.absolute <= attention::kLargestAllowedError)) {
     verdict.right = false;
     verdict.sentence = fmt::format("not judged: with these inputs {} leaves plain attention no digits of O",
-                                   attention::name(p.element_type));
+                                   attention::name(problem_.element_type));
     return verdict;
   }
   verdict.sentence =
@@ -131,7 +148,8 @@ attention::Verdict ForwardCase::judge(std::span<const float> o, std::span<const 
     if (lse.empty()) return attention::judge_forward(problem_, inputs_.v, o, reference_lse(*yardstick_), *yardstick_);
     return attention::judge_forward(problem_, inputs_.v, o, lse, *yardstick_);
   }
-  attention::Verdict verdict = judge_sample(problem_, inputs_, o, lse);
+  if (!sample_) sample_.emplace(problem_, inputs_);
+  attention::Verdict verdict = sample_->judge(o, lse);
   if (const std::string sentence = find_unwritten(problem_, o, lse); verdict.right && !sentence.empty()) {
     verdict.right = false;
     verdict.sentence = sentence;

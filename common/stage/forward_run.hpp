@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "common/attention/accuracy.hpp"
 #include "common/attention/inputs.hpp"
@@ -16,6 +17,32 @@ namespace stage {
 
 /// True if the whole problem is too long for the forward's reference on a CPU.
 bool is_sampled(const attention::Problem& p);
+
+/// Rows in place of all (sample.hpp), each with what it is measured against. Made once for all kernels.
+class ForwardSample {
+ public:
+  /// \param inputs have to stay where they are as long as the sample lives
+  ForwardSample(const attention::Problem& p, const attention::Inputs& inputs);
+
+  /// The accuracy rule on `kSampledRows` rows. The rows' errors are taken together before they are compared, as the
+  /// rule does with all rows. An empty LSE is not judged.
+  attention::Verdict judge(std::span<const float> o, std::span<const float> lse) const;
+
+ private:
+  /// A row as a problem of its own: one query, and of the keys only the run that the mask leaves, so that no mask is
+  /// needed.
+  struct Row {
+    int batch, head, query;
+    attention::Problem problem;
+    std::span<const float> v;
+    attention::ForwardYardstick yardstick;
+  };
+  Row make_row(const attention::Inputs& inputs, std::int64_t index) const;
+  attention::Verdict judge_row(const Row& row, std::span<const float> o, std::span<const float> lse) const;
+
+  attention::Problem problem_;
+  std::vector<Row> rows_;
+};
 
 /// Q, K, V → O, LSE.
 class ForwardCase : public Case {
@@ -37,11 +64,7 @@ class ForwardCase : public Case {
   attention::Inputs inputs_;
   std::vector<StoredArray> stored_;  // Q, K, V
   std::optional<attention::ForwardYardstick> yardstick_;
+  std::optional<ForwardSample> sample_;
 };
-
-/// The accuracy rule on `kSampledRows` rows (sample.hpp). The rows' errors are taken together before they are compared,
-/// as the rule does with all rows. An empty LSE is not judged.
-attention::Verdict judge_sample(const attention::Problem& p, const attention::Inputs& inputs, std::span<const float> o,
-                                std::span<const float> lse);
 
 }  // namespace stage

@@ -54,7 +54,9 @@ expect_refused "./learn run 02 --head-dim" run --emulator --head-dim 64
 expect_refused '--seed needs a value' run --seed
 expect_refused "'--fast' is not an option" test --fast
 expect_refused "'03' is too much" test 02 03
-expect_refused "'03' is too much" bench 03
+expect_refused "there is no chapter '99'" bench 03 99
+expect_refused "'--causal' is not an option" bench 03 --causal
+expect_refused 'says nothing about time' bench 03 --emulator
 expect_refused 'says nothing about time' bench --emulator
 expect_refused "'--fast' is not an option" tables --fast
 expect_refused "'03' is too much" tables --check 03

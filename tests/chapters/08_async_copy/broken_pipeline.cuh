@@ -116,12 +116,12 @@ __global__ void broken_kernel(attention::ForwardArgs<T> args, int query_tiles) {
         const float shift = m_new[half] == -INFINITY ? 0.0f : m_new[half];
         const float rescale = gpu::exp2_approximate((m[half] - shift) * scale.factor_log2);
         m[half] = m_new[half];
-        if (kFault == Fault::growth_not_applied) continue;
-        if (kFault != Fault::l_not_rescaled) l[half] *= rescale;
-        if (kFault == Fault::o_not_rescaled) continue;
+        const float of_l = kFault == Fault::growth_not_applied || kFault == Fault::l_not_rescaled ? 1 : rescale;
+        const float of_o = kFault == Fault::growth_not_applied || kFault == Fault::o_not_rescaled ? 1 : rescale;
+        l[half] *= of_l;
         for (int c = 0; c < kHeadDim / 8; ++c) {
-          o_reg[c][2 * half] *= rescale;
-          o_reg[c][2 * half + 1] *= rescale;
+          o_reg[c][2 * half] *= of_o;
+          o_reg[c][2 * half + 1] *= of_o;
         }
       }
     }

@@ -24,8 +24,9 @@ struct HandOver {
   int value[128];
 };
 
-/// 128 threads hand values to 128 others, one buffer at a time: producers arrive where consumers wait, and the other
-/// way round. (Nobody arrives under a condition: racecheck of CUDA 13.0 does not see a bar.arrive with a predicate.)
+/// 128 threads hand values to 128 others, one buffer at a time: producers arrive where consumers wait, and, unless
+/// `kConsumersWait`, the other way round.
+template <bool kConsumersWait>
 __global__ void __launch_bounds__(256) hand_over(int rounds, int* sums_gmem) {  // [128]
   auto& shared = gpu::shared_memory<HandOver>();
   const int thread = static_cast<int>(threadIdx.x);
@@ -38,7 +39,11 @@ __global__ void __launch_bounds__(256) hand_over(int rounds, int* sums_gmem) {  
   } else {
     int sum = 0;
     for (int round = 0; round < rounds; ++round) {
-      gpu::named_barrier_arrive(kEmpty, 256);
+      if (kConsumersWait) {
+        gpu::named_barrier_sync(kEmpty, 256);
+      } else {
+        gpu::named_barrier_arrive(kEmpty, 256);
+      }
       gpu::named_barrier_sync(kFull, 256);
       sum += shared.value[255 - thread];
     }
@@ -46,9 +51,10 @@ __global__ void __launch_bounds__(256) hand_over(int rounds, int* sums_gmem) {  
   }
 }
 
+template <bool kConsumersWait>
 bool hand_over_is_right(int rounds) {
   gpu::DeviceBuffer<int> sums(128, "sums");
-  gpu::launch<HandOver>(hand_over, {.grid = 1, .block = 256}, rounds, sums.data());
+  gpu::launch<HandOver>(hand_over<kConsumersWait>, {.grid = 1, .block = 256}, rounds, sums.data());
   const std::vector<int> got = sums.download();
   for (int i = 0; i < 128; ++i) {
     if (got[static_cast<std::size_t>(i)] != 1000 * (rounds * (rounds - 1) / 2) + rounds * (127 - i)) return false;
@@ -186,10 +192,17 @@ __global__ void some_leave(int* out_gmem) {  // [2, 64]
 
 }  // namespace
 
-TEST_CASE("named barriers hand a buffer back and forth", "[hopper]") {
+TEST_CASE("named barriers hand a buffer back and forth", "[hopper][read_arrive_write]") {
   in_all_modes(kSeeds, [] {
-    CHECK(hand_over_is_right(1));
-    CHECK(hand_over_is_right(5));
+    CHECK(hand_over_is_right<false>(1));
+    CHECK(hand_over_is_right<false>(5));
+  });
+}
+
+TEST_CASE("named barriers hand a buffer over to threads that wait for the next one", "[hopper]") {
+  in_all_modes(kSeeds, [] {
+    CHECK(hand_over_is_right<true>(1));
+    CHECK(hand_over_is_right<true>(5));
   });
 }
 

@@ -237,15 +237,15 @@ TEST_CASE("A sample of a forward in 16 bits takes what is right and catches what
   p.seqlen_q = p.seqlen_kv = 200;
   const auto inputs = attention::make_inputs(p, attention::InputKind::normal, 3);
   const auto plain = attention::plain_forward(p, inputs.q, inputs.k, inputs.v);
-  const auto right = stage::judge_sample(p, inputs, plain.o, plain.lse);
+  const auto right = stage::ForwardSample(p, inputs).judge(plain.o, plain.lse);
   CHECK(right.sentence == "right (sample of 64 rows)");
   CHECK(right.error.relative > 1e-5);
   Problem in_fp32 = p;
   in_fp32.element_type = ElementType::fp32;  // is held to fp32's rule
-  CHECK_FALSE(stage::judge_sample(in_fp32, inputs, plain.o, plain.lse).right);
+  CHECK_FALSE(stage::ForwardSample(in_fp32, inputs).judge(plain.o, plain.lse).right);
   auto wrong = plain.o;
   for (float& x : wrong) x *= 1.1f;
-  CHECK_FALSE(stage::judge_sample(p, inputs, wrong, plain.lse).right);
+  CHECK_FALSE(stage::ForwardSample(p, inputs).judge(wrong, plain.lse).right);
 }
 
 TEST_CASE("What 16 bits need in memory", "[stage][types]") {

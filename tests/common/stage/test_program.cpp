@@ -368,10 +368,10 @@ TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is 
   p.mask = mask;
   const auto inputs = attention::make_inputs(p, attention::InputKind::normal, 3);
   auto plain = attention::plain_forward(p, inputs.q, inputs.k, inputs.v);
-  const auto right = stage::judge_sample(p, inputs, plain.o, plain.lse);
+  const auto right = stage::ForwardSample(p, inputs).judge(plain.o, plain.lse);
   CHECK(right.right);
   CHECK(right.sentence == "right (sample of 64 rows)");
-  CHECK(stage::judge_sample(p, inputs, plain.o, {}).right);  // of a peer that gives no LSE
+  CHECK(stage::ForwardSample(p, inputs).judge(plain.o, {}).right);  // of a peer that gives no LSE
 
   SECTION("a first visible key that is left out") {
     if (mask != attention::Mask::none()) return;
@@ -382,25 +382,25 @@ TEST_CASE("A sample of rows catches what is wrong everywhere, and takes what is 
     const auto first = static_cast<std::size_t>(p.strides_k().seq);
     const auto wrong = attention::plain_forward(shorter, inputs.q, std::span(inputs.k).subspan(first),
                                                 std::span(inputs.v).subspan(first));
-    CHECK_FALSE(stage::judge_sample(p, inputs, wrong.o, plain.lse).right);
-    CHECK_FALSE(stage::judge_sample(p, inputs, plain.o, wrong.lse).right);
+    CHECK_FALSE(stage::ForwardSample(p, inputs).judge(wrong.o, plain.lse).right);
+    CHECK_FALSE(stage::ForwardSample(p, inputs).judge(plain.o, wrong.lse).right);
   }
   SECTION("heads that read the wrong keys") {
     attention::Inputs swapped = inputs;
     std::rotate(swapped.k.begin(), swapped.k.begin() + p.head_dim, swapped.k.end());
     const auto wrong = attention::plain_forward(p, swapped.q, swapped.k, swapped.v);
-    const auto verdict = stage::judge_sample(p, inputs, wrong.o, wrong.lse);
+    const auto verdict = stage::ForwardSample(p, inputs).judge(wrong.o, wrong.lse);
     CHECK_FALSE(verdict.right);
     CHECK_THAT(verdict.sentence, ContainsText("wrong in a sample of 64 rows, worst at batch "));
-    CHECK_FALSE(stage::judge_sample(p, inputs, wrong.o, {}).right);
+    CHECK_FALSE(stage::ForwardSample(p, inputs).judge(wrong.o, {}).right);
   }
   SECTION("an LSE that is off everywhere") {
     for (float& l : plain.lse) l += 0.01f;
-    CHECK_FALSE(stage::judge_sample(p, inputs, plain.o, plain.lse).right);
+    CHECK_FALSE(stage::ForwardSample(p, inputs).judge(plain.o, plain.lse).right);
   }
   SECTION("NaN") {
     plain.o[0] = std::nanf("");
-    CHECK_FALSE(stage::judge_sample(p, inputs, plain.o, plain.lse).right);
+    CHECK_FALSE(stage::ForwardSample(p, inputs).judge(plain.o, plain.lse).right);
   }
 }
 

@@ -4,7 +4,6 @@
 #include "tests/common/suite/backward_suite.hpp"
 
 #include <exception>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -13,11 +12,12 @@
 #include "common/attention/accuracy.hpp"
 #include "common/gpu/device.hpp"
 #include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/preparations.hpp"
 
 namespace suite {
 namespace {
 
-/// Inputs of a case and what the gradients are judged by. Kept from kernel to kernel.
+/// Inputs of a case and what the gradients are judged by.
 struct Prepared {
   BackwardInputs inputs;
   attention::BackwardYardstick yardstick;
@@ -30,26 +30,18 @@ struct Prepared {
   }
 };
 
-std::shared_ptr<const Prepared> prepare(const BackwardCase& c) {
-  constexpr std::size_t kMostBytes = std::size_t{512} << 20;
-  static std::map<std::string, std::shared_ptr<const Prepared>> kept;
-  static std::size_t kept_bytes = 0;
-  std::shared_ptr<const Prepared>& entry = kept[c.describe()];
-  if (entry) return entry;
+Prepared prepare(const BackwardCase& c) {
   const attention::Inputs inputs = attention::make_inputs(c.problem, c.inputs, c.seed);
   const std::vector<float> dout = attention::make_output_gradient(c.problem, c.seed);
   const std::vector<float> dlse = c.with_dlse ? make_lse_gradient(c.problem, c.seed) : std::vector<float>{};
   attention::BackwardYardstick yardstick =
       attention::make_backward_yardstick(c.problem, inputs.q, inputs.k, inputs.v, dout, dlse);
-  auto prepared = std::make_shared<const Prepared>(Prepared{
-      .inputs = {inputs.q, inputs.k, inputs.v, yardstick.o, yardstick.lse, dout, dlse}, .yardstick = yardstick});
-  if (kept_bytes + prepared->bytes() > kMostBytes) {
-    kept.clear();
-    kept_bytes = 0;
-    return prepared;
-  }
-  kept_bytes += prepared->bytes();
-  return entry = prepared;
+  return {.inputs = {inputs.q, inputs.k, inputs.v, yardstick.o, yardstick.lse, dout, dlse}, .yardstick = yardstick};
+}
+
+Preparations<BackwardCase, Prepared>& preparations() {
+  static Preparations<BackwardCase, Prepared> kept(prepare);
+  return kept;
 }
 
 std::string delivery_name(gpu::Delivery delivery) {
@@ -66,6 +58,8 @@ std::vector<float> make_lse_gradient(const attention::Problem& p, std::uint64_t 
   return dlse;
 }
 
+void prepare_ahead(std::span<const BackwardCase> cases) { preparations().ahead(cases); }
+
 Failures case_failures(const stage::BackwardKernel& kernel, const BackwardCase& c) {
   Failures failures;
   const auto add = [&](const Failures& sentences, const std::string& when) {
@@ -74,7 +68,7 @@ Failures case_failures(const stage::BackwardKernel& kernel, const BackwardCase& 
     }
   };
   try {
-    const std::shared_ptr<const Prepared> prepared = prepare(c);
+    const std::shared_ptr<const Prepared> prepared = preparations().of(c);
     GuardedBackwardRun run(kernel, c.problem, prepared->inputs);
     const auto judge = [&](const std::string& when) {
       const attention::BackwardVerdict verdict =

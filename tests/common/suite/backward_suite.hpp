@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,9 @@ std::vector<BackwardCase> backward_cases(Depth depth, const Taken& taken = {});
 
 /// A gradient of LSE, dense [batch, heads_q, seqlen_q], uniform between −1 and 1.5; the same on every machine.
 std::vector<float> make_lse_gradient(const attention::Problem& p, std::uint64_t seed);
+
+/// Makes inputs and references of cases on all cores, for the calls of case_failures that follow.
+void prepare_ahead(std::span<const BackwardCase> cases);
 
 /// Runs a kernel on a case. It must
 ///  - take it (`stage::require_taken` must not refuse);

@@ -15,6 +15,7 @@
 #include "tests/common/suite/backward_hard_cases.hpp"
 #include "tests/common/suite/backward_suite.hpp"
 #include "tests/common/suite/check_none.hpp"
+#include "tests/common/suite/preparations.hpp"
 
 namespace suite {
 
@@ -28,10 +29,10 @@ inline void run_backward_suite(const std::vector<stage::BackwardKernel>& kernels
     check_none(refusal_failures(kernel));
   }
   for (const SameCases<stage::BackwardKernel>& group : with_same_cases(kernels))
-    for (const BackwardCase& c : backward_cases(group.depth, group.taken)) {
+    for_each_prepared(backward_cases(group.depth, group.taken), [&](const BackwardCase& c) {
       INFO(c.describe());
       for (const stage::BackwardKernel* kernel : group.kernels) check_none(case_failures(*kernel, c));
-    }
+    });
 }
 
 /// Checks every kernel under test on one hard case.

@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
 #include <memory>
+#include <utility>
 
 #include "common/attention/accuracy.hpp"
 #include "common/gpu/device.hpp"
 #include "common/gpu/emulation.hpp"
 #include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/preparations.hpp"
 
 namespace suite {
 namespace {
@@ -45,30 +46,25 @@ Taken taken_by_either(const Kernel& kernel) {
   return taken;
 }
 
-/// Inputs of a case and what they are judged by. Kept from kernel to kernel.
+/// Inputs of a case and what they are judged by.
 struct Prepared {
   attention::Inputs inputs;
   attention::ForwardYardstick yardstick;
+  std::size_t bytes() const {
+    return sizeof(float) * (inputs.q.size() + inputs.k.size() + inputs.v.size()) +
+           sizeof(double) * (yardstick.reference.o.size() + yardstick.reference.lse.size());
+  }
 };
 
-std::shared_ptr<const Prepared> prepare(const SuiteCase& c) {
-  constexpr std::size_t kMostBytes = std::size_t{512} << 20;
-  static std::map<std::string, std::shared_ptr<const Prepared>> kept;
-  static std::size_t kept_bytes = 0;
-  std::shared_ptr<const Prepared>& entry = kept[c.describe()];
-  if (entry) return entry;
+Prepared prepare(const SuiteCase& c) {
   attention::Inputs inputs = attention::make_inputs(c.problem, c.inputs, c.seed);
   attention::ForwardYardstick yardstick = attention::make_forward_yardstick(c.problem, inputs.q, inputs.k, inputs.v);
-  const std::size_t bytes = sizeof(float) * (inputs.q.size() + inputs.k.size() + inputs.v.size()) +
-                            sizeof(double) * (yardstick.reference.o.size() + yardstick.reference.lse.size());
-  auto prepared = std::make_shared<const Prepared>(Prepared{std::move(inputs), std::move(yardstick)});
-  if (kept_bytes + bytes > kMostBytes) {
-    kept.clear();
-    kept_bytes = 0;
-    return prepared;
-  }
-  kept_bytes += bytes;
-  return entry = prepared;
+  return {std::move(inputs), std::move(yardstick)};
+}
+
+Preparations<SuiteCase, Prepared>& preparations() {
+  static Preparations<SuiteCase, Prepared> kept(prepare);
+  return kept;
 }
 
 std::string delivery_name(gpu::Delivery delivery) {
@@ -76,6 +72,8 @@ std::string delivery_name(gpu::Delivery delivery) {
 }
 
 }  // namespace
+
+void prepare_ahead(std::span<const SuiteCase> cases) { preparations().ahead(cases); }
 
 Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c) {
   Failures failures;
@@ -85,7 +83,7 @@ Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c) {
     }
   };
   try {
-    const std::shared_ptr<const Prepared> prepared = prepare(c);
+    const std::shared_ptr<const Prepared> prepared = preparations().of(c);
     GuardedRun run(kernel, c.problem, prepared->inputs);
     add(run.launch(), "");
     if (!failures.empty()) return failures;

@@ -16,6 +16,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -127,6 +128,9 @@ std::vector<SuiteCase> forward_cases(Depth depth, const Taken& taken = {});
 /// allowed. Pairs that no allowed row can hold are left out. Greedy and deterministic.
 std::vector<std::vector<int>> covering_array(const std::vector<int>& sizes,
                                              const std::function<bool(const std::vector<int>&)>& allowed);
+
+/// Makes inputs and references of cases on all cores, for the calls of case_failures that follow.
+void prepare_ahead(std::span<const SuiteCase> cases);
 
 /// Runs a kernel on a case. It must
 ///  - take it (`stage::require_taken` must not refuse);

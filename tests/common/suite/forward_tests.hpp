@@ -13,6 +13,7 @@
 #include "tests/common/suite/check_none.hpp"
 #include "tests/common/suite/forward_suite.hpp"
 #include "tests/common/suite/hard_cases.hpp"
+#include "tests/common/suite/preparations.hpp"
 
 namespace suite {
 
@@ -26,10 +27,10 @@ inline void run_forward_suite(const std::vector<stage::ForwardKernel>& kernels) 
     check_none(refusal_failures(kernel));
   }
   for (const SameCases<stage::ForwardKernel>& group : with_same_cases(kernels))
-    for (const SuiteCase& c : forward_cases(group.depth, group.taken)) {
+    for_each_prepared(forward_cases(group.depth, group.taken), [&](const SuiteCase& c) {
       INFO(c.describe());
       for (const stage::ForwardKernel* kernel : group.kernels) check_none(case_failures(*kernel, c));
-    }
+    });
 }
 
 /// Checks every kernel under test on one hard case.

@@ -12,7 +12,7 @@ std::unique_ptr<Case> make_case(Pass pass, const attention::Problem& p, std::uin
   return std::make_unique<BackwardCase>(p, seed);
 }
 
-StoredArray::StoredArray(const char* name, const std::vector<float>& values, ElementType type)
+StoredArray::StoredArray(const char* name, const std::vector<float>& values, attention::ElementType type)
     : copy_(type == ElementType::fp32 ? Bytes() : attention::encode(values, type)),
       array_{name, type == ElementType::fp32 ? std::as_bytes(std::span(values)) : std::span<const std::byte>(copy_)} {}
 
@@ -22,7 +22,7 @@ std::vector<InputArray> arrays_of(const std::vector<StoredArray>& stored) {
   return arrays;
 }
 
-Numbers::Numbers(const Bytes& bytes, ElementType type)
+Numbers::Numbers(const Bytes& bytes, attention::ElementType type)
     : copy_(type == ElementType::fp32 ? std::vector<float>() : attention::decode(bytes, type)),
       numbers_(type == ElementType::fp32
                    ? std::span(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float))

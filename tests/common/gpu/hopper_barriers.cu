@@ -192,7 +192,7 @@ __global__ void some_leave(int* out_gmem) {  // [2, 64]
 
 }  // namespace
 
-TEST_CASE("named barriers hand a buffer back and forth", "[hopper][read_arrive_write]") {
+TEST_CASE("named barriers hand a buffer back and forth", "[hopper]") {
   in_all_modes(kSeeds, [] {
     CHECK(hand_over_is_right<false>(1));
     CHECK(hand_over_is_right<false>(5));

@@ -119,10 +119,14 @@ fs::path book_of(const Arguments& arguments) {
   return arguments.files.front();
 }
 
+/// Of ./learn bench --peers, whose tables chapters/library/peers.py makes.
+bool is_peers_file(const fs::path& path) { return path.filename().string().ends_with("-peers.json"); }
+
 std::vector<MeasuredMachine> read_machines(const fs::path& root) {
   std::vector<MeasuredMachine> machines;
   for (const fs::path& path : entries(root / "docs" / "results")) {
-    if (path.extension() == ".json" && !is_counts_file(path.string())) machines.push_back(read_results(path.string()));
+    if (path.extension() != ".json" || is_counts_file(path.string()) || is_peers_file(path)) continue;
+    machines.push_back(read_results(path.string()));
   }
   return machines;
 }

@@ -44,8 +44,8 @@ expect 0 './learn run' help
 expect 0 './learn test' --help
 expect 0 './learn test' run --help
 expect 2 './learn run'
-expect_refused 'run, test, bench, profile, count, tables, docs, help' fly
-expect_refused 'run, test, bench, profile, count, tables, docs, help' fly --emulator
+expect_refused 'run, test, bench, compare, profile, count, tables, docs, help' fly
+expect_refused 'run, test, bench, compare, profile, count, tables, docs, help' fly --emulator
 expect_refused 'there are: 00 01 02 03' run 99
 expect_refused 'there are: 00 01 02 03' run 04
 expect_refused 'there are: 00 01 02 03' test 99
@@ -58,6 +58,12 @@ expect_refused "there is no chapter '99'" bench 03 99
 expect_refused "'--causal' is not an option" bench 03 --causal
 expect_refused 'says nothing about time' bench 03 --emulator
 expect_refused 'says nothing about time' bench --emulator
+expect_refused 'takes nothing else' bench --peers 03
+expect_refused 'takes nothing else' bench --peers --rounds
+expect_refused 'says nothing about time' bench --peers --emulator
+expect_refused "'--fast' is not an option" compare --fast
+expect_refused 'there are: 00 01 02 03' compare 99
+expect_refused "'03' is too much" compare 02 03
 expect_refused "'--fast' is not an option" tables --fast
 expect_refused "'03' is too much" tables --check 03
 expect_refused 'there are: 00 01 02 03' profile
@@ -110,6 +116,15 @@ expect_set_up 1 'E: no such luck'
 grep -q 'apt-get .*update' "$folder/apt" || wrong 'no apt-get update'
 grep -q 'apt-get .*install --no-install-recommends g++ cmake' "$folder/apt" || wrong 'no apt-get install'
 grep -q 'libboost-context-dev  *the emulator' "$folder/out" || wrong 'does not say what a package is for'
+
+# What is compared with PyTorch says what is missing before anything is installed or built.
+rm -f "$folder/apt"
+expect_set_up 2 'needs python3, which is missing' compare
+stand_in python3 'exit 1'
+expect_set_up 2 "python3 does not have: 'pip install torch' brings it" compare
+[ "$(wc -l <"$folder/err")" -eq 1 ] || wrong 'compare without PyTorch: not one line'
+[ ! -e "$folder/apt" ] || wrong 'compare without PyTorch: apt-get was called'
+rm "$folder/bin/python3"
 
 # The site needs two packages of its own, and no compiler.
 rm -f "$folder/apt"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Checks how ./learn profile, count and tables call ncu, gnuplot and the book's programs: sh counters.sh PATH_OF_LEARN
+# Checks how ./learn profile, count, tables, compare and bench --peers call ncu, gnuplot, Python and the book's programs:
+# sh counters.sh PATH_OF_LEARN
 #
 # It works on a copy among empty chapters; the GPU, ncu, gnuplot, cmake and all programs are stand-ins. Nothing is built.
 # shellcheck disable=SC2016  # Stand-ins are scripts in quotes.
@@ -169,6 +170,40 @@ if [ ! -x /usr/local/cuda/bin/ncu ] && [ ! -d /opt/nvidia/nsight-compute ]; then
 fi
 stand_in "$book/build/emulator-check/chapters/02_naive_gpu" 'echo "naive_gpu: wrong" >&2; exit 1'
 expect 1 'naive_gpu: wrong' count --emulator
+
+# --- compare, bench --peers -------------------------------------------------------------------------------------------
+
+# python3 STATUS_WITHOUT_TORCH STATUS_WITHOUT_CUDA: a Python whose PyTorch is missing, or sees no GPU.
+python3_stand_in() {
+  stand_in "$folder/bin/python3" \
+    "case \$2 in *cuda*) exit $2 ;; *torch*) exit $1 ;; esac; echo \"python3 \$*\" >>'$folder/calls'; echo a comparison"
+}
+expect 2 'needs python3, which is missing' bench --peers
+python3_stand_in 1 1
+expect 2 "python3 does not have: 'pip install torch' brings it" bench --peers
+python3_stand_in 0 1
+expect 2 'needs a PyTorch that sees the GPU' bench --peers
+: >"$folder/calls"
+expect 0 'does not see the GPU: comparing on the emulator' compare 02
+logged calls 'python3 chapters/library/compare.py --library build/emulator/chapters/libbook.so --chapter 02_naive_gpu'
+python3_stand_in 0 0
+: >"$folder/calls"
+expect 0 'a comparison' compare
+logged calls 'python3 chapters/library/compare.py --library build/cuda/chapters/libbook.so'
+if grep -q -- --chapter "$folder/calls"; then wrong 'compare: one chapter only'; fi
+expect 0 'a comparison' compare --emulator
+logged calls 'python3 chapters/library/compare.py --library build/emulator/chapters/libbook.so'
+expect 0 'a comparison' bench --peers
+logged calls 'python3 chapters/library/peers.py measure --library build/cuda/chapters/libbook.so --hashes build/kernel_hashes_measured --commit unknown --out docs/results'
+logged calls 'python3 chapters/library/peers.py tables . --hashes build/kernel_hashes'
+stand_in "$folder/bin/python3" 'case $2 in *torch*) exit 0 ;; esac; echo "compare: wrong" >&2; exit 1'
+expect 1 'compare: wrong' compare 02
+: >"$folder/calls"
+expect 1 'compare: wrong' bench --peers
+rm "$folder/bin/python3"
+mv "$folder/bin/nvidia-smi" "$folder/nvidia-smi_away"
+expect 2 'needs an NVIDIA GPU' bench --peers
+mv "$folder/nvidia-smi_away" "$folder/bin/nvidia-smi"
 
 # --- What makes results stale -----------------------------------------------------------------------------------------
 

@@ -244,13 +244,14 @@ TEST_CASE("Without a GPU the emulator's counts stand alone", "[stage]") {
   CHECK_THAT(text, ContainsText("| `f<64>` | loads | 32,000 | 100 |"));
 }
 
-TEST_CASE("The results program fills docs/counting.md, and takes counts for no results", "[stage]") {
+TEST_CASE("The results program fills docs/counting.md, and takes counts and peers for no results", "[stage]") {
   const Files files;
   std::filesystem::create_directories(files.file("docs/results"));
   write(files.file("README.md"), "<!-- results:ladder -->\n<!-- /results -->\n");
   write(files.file("docs/counting.md"), "before\n<!-- results:counts -->\n<!-- /results -->\nafter\n");
   REQUIRE(files.emulator().code == 0);
   std::filesystem::copy(files.emulated(), files.file("docs/results/emulator-counts.json"));
+  write(files.file("docs/results/nvidia-test-9000-peers.json"), "of chapters/library/peers.py");
   const std::vector<std::string> words = {"tables", files.file(""), "--hashes", files.file("hashes")};
   const Outcome outcome = run_results(words);
   CHECK(outcome.err == "");

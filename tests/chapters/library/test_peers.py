@@ -1,0 +1,211 @@
+"""Checks what compare.py and peers.py say without PyTorch, and the tables that peers.py makes: python3 test_peers.py
+
+Standard library only. The results are made up here; nothing is measured.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "chapters" / "library"
+sys.path.insert(0, str(SCRIPTS))
+sys.dont_write_bytecode = True
+import peers  # noqa: E402
+
+KERNEL, HEADER = "a" * 64, "b" * 64
+
+
+def cell(causal, seconds, direction="forward"):
+    """Two rounds; lazy_rescale takes 1.25 times FlashAttention-2's time in one of them, 2.5 times in the other."""
+    rows = [
+        ("flash", None, [1, 1, 1, 1]),
+        ("cudnn", None, [0.5, 0.5, 0.5, 0.5]),
+        ("row_tiles", "08_async_copy", [1, 1, 1, 1]),
+        ("lazy_rescale", "08_async_copy", [1.25, 1.25, 2.5, 2.5]),
+        ("mma", "07_tensor_cores", [4, 4, 4, 4]),
+    ]
+    return {
+        "pass": direction,
+        "element": "bf16",
+        "head_dim": 64,
+        "causal": causal,
+        "seqlen": 1024,
+        "batch": 16,
+        "heads": 32,
+        "copies": 2,
+        "flops": 5e12,
+        "skipped": [],
+        "rows": [
+            {"name": n, "chapter": c, "seconds": s[0] * seconds, "samples": [x * seconds for x in s]}
+            for n, c, s in rows
+        ],
+    }
+
+
+RESULT = {
+    "format": 1,
+    "machine": {"name": "A GPU", "multiprocessors": 1, "driver": "1.2", "cuda": "13.0", "clock_khz": 1},
+    "pytorch": {"version": "2.11", "cuda": "13.0", "cudnn": 91900},
+    "date": "2026-01-02",
+    "commit": "0123456789abcdef-dirty",
+    "seen": [],
+    "common": {"gpu/launch.cuh": HEADER},
+    "hashes": {"07_tensor_cores": {"a.cuh": KERNEL}, "08_async_copy": {"a.cuh": KERNEL}},
+    "cells": [cell(False, 0.05), cell(True, 0.02)],
+}
+
+
+class Book(unittest.TestCase):
+    """A book of two chapters, one of which has a place for the table."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = pathlib.Path(self.folder.name)
+        for chapter in ("07_tensor_cores", "08_async_copy"):
+            (self.root / "chapters" / chapter).mkdir(parents=True)
+        (self.root / "docs" / "results").mkdir(parents=True)
+        (self.root / "chapters" / "07_tensor_cores" / "README.md").write_text("# Seven\n")
+        self.readme = self.root / "chapters" / "08_async_copy" / "README.md"
+        self.readme.write_text("# Eight\n<!-- peers:08 -->\nold\n<!-- /peers -->\nend\n")
+        self.write(RESULT)
+        self.hashes = self.root / "hashes"
+        self.present(KERNEL, HEADER)
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def write(self, result):
+        (self.root / "docs" / "results" / "a-gpu-peers.json").write_text(json.dumps(result))
+
+    def present(self, kernel, header, more=""):
+        self.hashes.write_text(
+            f"{kernel}  chapters/07_tensor_cores/a.cuh\n{kernel}  chapters/08_async_copy/a.cuh\n"
+            f"{header}  common/gpu/launch.cuh\n{more}"
+        )
+
+    def tables(self, *words, status=0):
+        done = subprocess.run(
+            [sys.executable, "-B", SCRIPTS / "peers.py", "tables", self.root, "--hashes", self.hashes, *words],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout + done.stderr
+
+    def test_writes_the_table_between_the_markers(self):
+        self.assertIn("chapters/08_async_copy/README.md", self.tables("--check", status=1))
+        self.assertIn("old", self.readme.read_text())
+        self.tables()
+        text = self.readme.read_text()
+        self.assertTrue(
+            text.startswith("# Eight\n<!-- peers:08 -->\n\nA GPU, driver 1.2, CUDA 13.0; PyTorch 2.11, cuDNN 91900;")
+        )
+        self.assertTrue(text.endswith("\n\n<!-- /peers -->\nend\n"))
+        self.assertIn("commit `0123456789ab-dirty`", text)
+        self.assertIn(
+            "| head_dim | mask | N | FlashAttention-2 | cuDNN | `row_tiles` | `lazy_rescale` | "
+            "`lazy_rescale` × FlashAttention-2 | `lazy_rescale` × best peer |",
+            text,
+        )
+        self.assertIn("| 64 | none | 1024 | 100 | 200 | 100 | 80 | 0.60x (0.44 … 0.76) | 0.30x (0.22 … 0.38) |", text)
+        self.assertIn("| 64 | causal | 1024 | 250 | 500 | 250 | 200 |", text)
+        self.assertIn("- `row_tiles`: 1.00x FlashAttention-2, 0.50x the best peer", text)
+        self.assertNotIn("mma", text)
+        self.assertNotIn("tale", text)
+        self.assertEqual(self.tables("--check"), "")
+        self.assertEqual((self.root / "chapters" / "07_tensor_cores" / "README.md").read_text(), "# Seven\n")
+
+    def test_marks_what_is_stale(self):
+        self.tables()
+        self.present(KERNEL, HEADER, f"{KERNEL}  common/gpu/tma.cuh\n")
+        self.assertEqual(self.tables("--check"), "", "a header that is new makes nothing stale")
+        for kernel, header in ((HEADER, HEADER), (KERNEL, KERNEL)):
+            self.present(kernel, header)
+            self.tables("--check", status=1)
+            self.tables()
+            self.assertIn("`lazy_rescale` (stale)", self.readme.read_text())
+            self.assertIn("have changed since", self.readme.read_text())
+            self.present(KERNEL, HEADER)
+            self.tables()
+
+    def test_without_results_says_how_to_get_them(self):
+        (self.root / "docs" / "results" / "a-gpu-peers.json").unlink()
+        self.tables()
+        self.assertIn("./learn bench --peers", self.readme.read_text())
+
+    def test_shows_both_passes(self):
+        self.write({**RESULT, "cells": RESULT["cells"] + [cell(True, 0.02, "backward")]})
+        self.tables()
+        self.assertIn("Forward, bf16, TFLOP/s", self.readme.read_text())
+        self.assertIn("Backward, bf16, TFLOP/s", self.readme.read_text())
+
+    def test_refuses_what_it_cannot_read(self):
+        before = self.readme.read_text()
+        for broken in ({**RESULT, "format": 2}, {k: v for k, v in RESULT.items() if k != "cells"}, []):
+            self.write(broken)
+            self.assertIn("holds no results of ./learn bench --peers", self.tables(status=2))
+        self.write(RESULT)
+        self.assertEqual(self.readme.read_text(), before)
+        self.readme.write_text("<!-- peers:07 -->\n<!-- /peers -->\n")
+        self.assertIn("'<!-- peers:08 -->'", self.tables(status=2))
+        self.readme.write_text("<!-- /peers -->\n<!-- peers:08 -->\n")
+        self.assertIn("once each", self.tables(status=2))
+
+
+class CommandLines(unittest.TestCase):
+
+    def expect_refused(self, words, script, *arguments):
+        """One line on standard error, exit code 2. A PyTorch that may be here is hidden."""
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "torch.py").write_text("raise ImportError('hidden')\n")
+            done = subprocess.run(
+                [sys.executable, "-B", SCRIPTS / script, *arguments],
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PYTHONPATH": folder},
+            )
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertIn(words, done.stderr)
+
+    def test_without_pytorch(self):
+        self.expect_refused("'pip install torch'", "compare.py", "--library", "libbook.so")
+        self.expect_refused(
+            "'pip install torch'",
+            "peers.py",
+            "measure",
+            "--library",
+            "libbook.so",
+            "--hashes",
+            "h",
+            "--commit",
+            "c",
+            "--out",
+            ".",
+        )
+
+    def test_wrong_arguments(self):
+        self.expect_refused("--library", "compare.py")
+        self.expect_refused("--fast", "compare.py", "--library", "libbook.so", "--fast")
+        self.expect_refused("allowed: measure, tables", "peers.py")
+        self.expect_refused("allowed: measure, tables", "peers.py", "fly")
+        self.expect_refused("unknown argument '--fast'", "peers.py", "measure", "--fast")
+        self.expect_refused("--library needs a value", "peers.py", "measure", "--library")
+        self.expect_refused("fp32, fp16 or bf16", "peers.py", "measure", "--library", "libbook.so", "--dtype", "fp8")
+        self.expect_refused("are needed", "peers.py", "measure", "--library", "libbook.so")
+        self.expect_refused("the book's folder", "peers.py", "tables")
+        self.expect_refused("'no-such-file' cannot be read", "peers.py", "tables", ".", "--hashes", "no-such-file")
+
+    def test_arithmetic(self):
+        self.assertEqual(peers.ratio([2, 4, 6, 6], [1, 2, 3, 3]), {"median": 2.0, "low": 2.0, "high": 2.0})
+        self.assertEqual(peers.percentile([3, 1, 2], 0.5), 2)
+        self.assertEqual(peers.slug("NVIDIA H200"), "nvidia-h200")
+
+
+if __name__ == "__main__":
+    unittest.main()

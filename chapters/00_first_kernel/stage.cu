@@ -129,18 +129,16 @@ void leave_the_barrier_out(stage::Program& program) {
   }
   const gpu::SourceLine first = barriers.front();
 
-  const gpu::EmulatorOptions restored = gpu::emulator_options();
-  gpu::EmulatorOptions without = restored;
-  without.without.push_back(first);
+  gpu::EmulatorOptions options = gpu::emulator_options();
+  options.without.push_back(first);
   std::string report;
   float sum = 0;
-  gpu::set_emulator_options(without);
   try {
+    const gpu::EmulatorOptionsScope without(options);
     sum = sums.run()[0];
   } catch (const gpu::Error& error) {
     report = error.what();
   }
-  gpu::set_emulator_options(restored);
 
   program.say("The same kernel, one row, with the barrier of line " + std::to_string(first.line) + " switched off:");
   if (!report.empty()) {

@@ -27,10 +27,9 @@ void show_bank_conflicts(stage::Program& program) {
     return program.say(
         "Counted by the checking emulator (./learn run); on a GPU by ./learn profile and ./learn count.");
   }
-  const gpu::EmulatorOptions before = gpu::emulator_options();
-  gpu::EmulatorOptions counting = before;
-  counting.count_requests = true;
-  gpu::set_emulator_options(counting);
+  gpu::EmulatorOptions options = gpu::emulator_options();
+  options.count_requests = true;
+  const gpu::EmulatorOptionsScope counting(options);
   Table rows;
   for (const stage::ForwardKernel& kernel : sram_tiling::tiled_kernels()) {
     program.run_forward(kernel);
@@ -40,7 +39,6 @@ void show_bank_conflicts(stage::Program& program) {
                       stage::format_count(double(loads.wavefronts)), stage::format_count(double(loads.conflicts))});
     }
   }
-  gpu::set_emulator_options(before);
   program.say("Loads from shared memory. Without conflicts a warp's load of 32 floats takes one wavefront.");
   program.table("bank_conflicts", {"kernel", "loads of a warp", "wavefronts", "conflicts"}, rows);
 }

@@ -86,10 +86,9 @@ void show_work(stage::Program& program) {
 void show_counts(stage::Program& program) {
   if (!gpu::device().checked) return program.say("The checking build of the emulator counts them (./learn run 05).");
   Table rows;
-  const gpu::EmulatorOptions before = gpu::emulator_options();
-  gpu::EmulatorOptions counting = before;
-  counting.count_requests = true;
-  gpu::set_emulator_options(counting);
+  gpu::EmulatorOptions options = gpu::emulator_options();
+  options.count_requests = true;
+  const gpu::EmulatorOptionsScope counting(options);
   for (const stage::ForwardKernel& kernel : warp_shuffle::shuffle_kernels()) {
     program.run_forward(kernel);
     for (const gpu::KernelCounts& c : gpu::kernel_counts()) {
@@ -102,7 +101,6 @@ void show_counts(stage::Program& program) {
       rows.back().push_back(text("%.0f", double(c.barriers)));
     }
   }
-  gpu::set_emulator_options(before);
   if (rows.empty()) return program.say("No kernel was launched.");
   program.say("Instructions of warps on shared memory, and what they cost by the rule of the banks:");
   program.table("shared_memory",

@@ -127,10 +127,9 @@ void show_counts(stage::Program& program) {
   const std::vector<MmaWork> works =
       for_head_dim(program.options().problem, [](auto d) { return tensor_cores::mma_works<d()>(); });
   Table rows;
-  const gpu::EmulatorOptions before = gpu::emulator_options();
-  gpu::EmulatorOptions counting = before;
-  counting.count_requests = true;
-  gpu::set_emulator_options(counting);
+  gpu::EmulatorOptions options = gpu::emulator_options();
+  options.count_requests = true;
+  const gpu::EmulatorOptionsScope counting(options);
   const std::vector<stage::ForwardKernel> kernels = tensor_cores::tensor_core_kernels();
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     program.run_forward(kernels[i]);
@@ -145,7 +144,6 @@ void show_counts(stage::Program& program) {
       rows.back().push_back(text("%.0f", double(c.barriers)));
     }
   }
-  gpu::set_emulator_options(before);
   if (rows.empty()) return program.say("No kernel was launched.");
   program.say("Instructions of warps on shared memory, all loads of which are ldmatrix, and what they cost:");
   program.table("shared_memory",

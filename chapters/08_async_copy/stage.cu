@@ -24,20 +24,6 @@ using attention::Problem;
 using stage::text;
 using Table = std::vector<std::vector<std::string>>;
 
-/// Emulator options for a while.
-class OptionsScope {
- public:
-  explicit OptionsScope(const gpu::EmulatorOptions& options) : saved_(gpu::emulator_options()) {
-    gpu::set_emulator_options(options);
-  }
-  ~OptionsScope() { gpu::set_emulator_options(saved_); }
-  OptionsScope(const OptionsScope&) = delete;
-  OptionsScope& operator=(const OptionsScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 /// Calls f with the problem's head_dim as a constant.
 template <class F>
 auto for_head_dim(const Problem& p, F f) {
@@ -51,7 +37,7 @@ void show_timeline(stage::Program& program) {
   if (!gpu::device().emulated) return program.say("The emulator records it (./learn run 08 --emulator).");
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.record_timeline = true;
-  const OptionsScope recording(options);
+  const gpu::EmulatorOptionsScope recording(options);
   program.run_forward(async_copy::async_copy_kernels().front());
   // The first wait of all is for Q alone, where Q is kept in registers, and a barrier follows: tile 0 is waited for
   // next.
@@ -106,7 +92,7 @@ void show_counts(stage::Program& program) {
   if (!gpu::device().checked) return program.say("The checking build of the emulator counts them (./learn run 08).");
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
-  const OptionsScope counting(options);
+  const gpu::EmulatorOptionsScope counting(options);
   Table rows;
   for (const stage::ForwardKernel& kernel : async_copy::async_copy_kernels()) {
     program.run_forward(kernel);

@@ -50,6 +50,21 @@ struct EmulatorOptions {
 void set_emulator_options(const EmulatorOptions& options);
 const EmulatorOptions& emulator_options();
 
+/// Sets options for the length of a scope, and puts those from before back however it ends.
+class EmulatorOptionsScope {
+ public:
+  /// \throws Error as set_emulator_options does.
+  explicit EmulatorOptionsScope(const EmulatorOptions& options) : before_(emulator_options()) {
+    set_emulator_options(options);
+  }
+  ~EmulatorOptionsScope() { set_emulator_options(before_); }
+  EmulatorOptionsScope(const EmulatorOptionsScope&) = delete;
+  EmulatorOptionsScope& operator=(const EmulatorOptionsScope&) = delete;
+
+ private:
+  EmulatorOptions before_;
+};
+
 /// Loads or stores of device memory, by warps. Only `bytes` is counted without EmulatorOptions::count_requests.
 ///
 /// A request is one instruction of one warp. It touches so many sectors, pieces of 32 bytes that start at a multiple of

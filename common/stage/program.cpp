@@ -40,31 +40,13 @@ std::string describe(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions&
   return text;
 }
 
-/// Sets the emulator's options for one run, and puts the earlier ones back.
-class EmulatorOptionsGuard {
- public:
-  EmulatorOptionsGuard(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions& options)
-      : emulated_(machine.emulated), before_(gpu::emulator_options()) {
-    if (emulated_) gpu::set_emulator_options(options);
-  }
-  ~EmulatorOptionsGuard() {
-    if (emulated_) gpu::set_emulator_options(before_);
-  }
-  EmulatorOptionsGuard(const EmulatorOptionsGuard&) = delete;
-  EmulatorOptionsGuard& operator=(const EmulatorOptionsGuard&) = delete;
-
- private:
-  bool emulated_;
-  gpu::EmulatorOptions before_;
-};
-
 class Runner : public Program {
  public:
   Runner(const Chapter& chapter, const CommandLine& line)
       : chapter_(chapter),
         line_(line),
         options_(resolve(line, chapter, gpu::device())),
-        emulator_guard_(gpu::device(), line.emulator),
+        emulator_options_(gpu::device().emulated ? line.emulator : gpu::EmulatorOptions()),
         prints_(options_.json != "-") {
     const auto choose = [&](const AnyKernel& kernel) {
       if (options_.kernel.empty() || options_.kernel == kernel.name) kernels_[kernel.pass].push_back(kernel);
@@ -381,7 +363,7 @@ class Runner : public Program {
   const Chapter& chapter_;
   const CommandLine& line_;
   Options options_;
-  EmulatorOptionsGuard emulator_guard_;
+  gpu::EmulatorOptionsScope emulator_options_;
   std::map<Pass, std::vector<AnyKernel>> kernels_;  // no pass without kernels
   std::optional<PeerLibrary> library_;
   std::vector<AnyKernel> peers_;                 // of the forward

@@ -46,18 +46,6 @@ std::vector<float> sums_on_host(const std::vector<float>& x, std::int64_t rows, 
   return sums;
 }
 
-/// Puts the emulator's options back however a test ends.
-class OptionsGuard {
- public:
-  OptionsGuard() : options_(gpu::emulator_options()) {}
-  ~OptionsGuard() { gpu::set_emulator_options(options_); }
-  OptionsGuard(const OptionsGuard&) = delete;
-  OptionsGuard& operator=(const OptionsGuard&) = delete;
-
- private:
-  gpu::EmulatorOptions options_;
-};
-
 }  // namespace
 
 TEST_CASE("row_sum adds up rows of any length") {
@@ -106,11 +94,10 @@ TEST_CASE("row_sum: two runs are equal bit for bit, in any order of threads") {
   CHECK(sums_on_device(x, 5, 777) == first);
   if (!gpu::device().emulated) return;
 
-  const OptionsGuard guard;
-  auto options = gpu::emulator_options();
   for (const std::uint64_t seed : {1, 2, 3}) {
+    gpu::EmulatorOptions options = gpu::emulator_options();
     options.schedule_seed = seed;
-    gpu::set_emulator_options(options);
+    const gpu::EmulatorOptionsScope scope(options);
     CAPTURE(seed);
     CHECK(sums_on_device(x, 5, 777) == first);
   }
@@ -143,10 +130,9 @@ TEST_CASE("row_sum: the checking build catches each barrier that is left out") {
   for (const gpu::SourceLine& barrier : barriers) {
     CAPTURE(barrier.file, barrier.line);
     CHECK(barrier.file.ends_with("row_sum.cuh"));
-    const OptionsGuard guard;
-    auto options = gpu::emulator_options();
+    gpu::EmulatorOptions options = gpu::emulator_options();
     options.without.push_back(barrier);
-    gpu::set_emulator_options(options);
+    const gpu::EmulatorOptionsScope without(options);
     CHECK_THROWS_WITH(sums_on_device(x, 2, 300), ContainsText("row_sum.cuh"));
   }
   CHECK(sums_on_device(x, 2, 300) == sums_on_host(x, 2, 300));  // a fault does not spoil the next launch

@@ -136,14 +136,12 @@ TEST_CASE("no barrier can be left out unnoticed") {
   const std::vector<gpu::SourceLine> lines = gpu::synchronisations_seen();
   REQUIRE(lines.size() == 3);
 
-  const gpu::EmulatorOptions before = gpu::emulator_options();
   for (const gpu::SourceLine& line : lines) {
-    gpu::EmulatorOptions options = before;
+    gpu::EmulatorOptions options = gpu::emulator_options();
     options.without = {line};
-    gpu::set_emulator_options(options);
+    const gpu::EmulatorOptionsScope scope(options);
     INFO(line.file << ":" << line.line);
     CHECK_THROWS_AS(run(p), gpu::Error);
   }
-  gpu::set_emulator_options(before);
   CHECK_NOTHROW(run(p));
 }

@@ -131,38 +131,34 @@ TEST_CASE("more rows than a grid has room for along y", "[C12]") {
 
 TEST_CASE("softmax kernels give the same bits under every schedule") {
   const std::vector<float> x = normal_matrix(2, 1100);
-  const gpu::EmulatorOptions before = gpu::emulator_options();
   for (const SoftmaxKernel& kernel : online_softmax::softmax_kernels()) {
     INFO(kernel.name);
     const Outcome first = run(kernel, x, 2, 1100);
     CHECK(equal_bits(first, run(kernel, x, 2, 1100)));
     if (!gpu::device().emulated) continue;
     for (const std::uint64_t seed : {1, 2, 3}) {
-      gpu::EmulatorOptions options = before;
+      gpu::EmulatorOptions options = gpu::emulator_options();
       options.schedule_seed = seed;
-      gpu::set_emulator_options(options);
+      const gpu::EmulatorOptionsScope scope(options);
       CHECK(equal_bits(first, run(kernel, x, 2, 1100)));
     }
-    gpu::set_emulator_options(before);
   }
 }
 
 TEST_CASE("no barrier can be left out unnoticed") {
   if (!gpu::device().checked) return;
   const std::vector<float> x = normal_matrix(2, 1100);
-  const gpu::EmulatorOptions before = gpu::emulator_options();
   for (const SoftmaxKernel& kernel : online_softmax::softmax_kernels()) {
     gpu::reset_synchronisations_seen();
     run(kernel, x, 2, 1100);
     const std::vector<gpu::SourceLine> lines = gpu::synchronisations_seen();
     REQUIRE(lines.size() == (kernel.name == "two_pass" ? 3 : 2));
     for (const gpu::SourceLine& line : lines) {
-      gpu::EmulatorOptions options = before;
+      gpu::EmulatorOptions options = gpu::emulator_options();
       options.without = {line};
-      gpu::set_emulator_options(options);
+      const gpu::EmulatorOptionsScope scope(options);
       INFO(kernel.name << " without " << line.file << ":" << line.line);
       CHECK_THROWS_AS(run(kernel, x, 2, 1100), gpu::Error);
     }
-    gpu::set_emulator_options(before);
   }
 }

@@ -46,20 +46,6 @@ Outcome run(const stage::ForwardKernel& kernel, const Problem& p) {
   return {o.download(), lse.download()};
 }
 
-/// Emulator options for the length of a scope.
-class OptionsScope {
- public:
-  explicit OptionsScope(const gpu::EmulatorOptions& options) : saved_(gpu::emulator_options()) {
-    gpu::set_emulator_options(options);
-  }
-  ~OptionsScope() { gpu::set_emulator_options(saved_); }
-  OptionsScope(const OptionsScope&) = delete;
-  OptionsScope& operator=(const OptionsScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 gpu::EmulatorOptions with_shared_memory_limit(std::size_t bytes) {
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.shared_memory_limit = bytes;
@@ -173,7 +159,7 @@ TEST_CASE("a tile that does not fit is refused with the bytes required and allow
   if (!gpu::device().emulated) return;
   // Without opting in; sm_86, sm_89 and sm_120; sm_80; sm_90. And a byte less than the smallest of the tiles needs.
   for (const std::size_t limit : {49152, 101376, 166912, 232448, 100607}) {
-    const OptionsScope scope(with_shared_memory_limit(limit));
+    const gpu::EmulatorOptionsScope scope(with_shared_memory_limit(limit));
     REQUIRE(gpu::shared_memory_limit() == limit);
     check_all();
   }
@@ -181,7 +167,7 @@ TEST_CASE("a tile that does not fit is refused with the bytes required and allow
 
 TEST_CASE("the launch refuses what require would have refused", "[C44]") {
   if (!gpu::device().emulated) return;
-  const OptionsScope scope(with_shared_memory_limit(49152));
+  const gpu::EmulatorOptionsScope scope(with_shared_memory_limit(49152));
   stage::ForwardKernel kernel = q_outer<TileShape<64, 128, 64>>("q_outer");
   kernel.require = [](const Problem&) {};
   CHECK_THROWS_WITH(run(kernel, problem(1, 1, 3, 5, 64, Mask::none())),
@@ -217,7 +203,7 @@ TEST_CASE("no barrier can be left out unnoticed") {
     for (const gpu::SourceLine& line : lines) {
       gpu::EmulatorOptions options = gpu::emulator_options();
       options.without = {line};
-      const OptionsScope scope(options);
+      const gpu::EmulatorOptionsScope scope(options);
       INFO(kernel.name << " without " << line.file << ":" << line.line);
       bool caught = false;
       for (const Problem& p : problems) {
@@ -236,7 +222,7 @@ TEST_CASE("the padding takes the bank conflicts away") {
   if (!gpu::device().checked) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   const auto counts_of = [](const stage::ForwardKernel& kernel) {
     gpu::reset_counts();
     run(kernel, problem(1, 1, 64, 128, 64, Mask::none()));

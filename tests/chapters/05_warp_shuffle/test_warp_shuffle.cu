@@ -97,26 +97,12 @@ void check_tiles() {
       }
 }
 
-/// Counts the requests of warps for a while.
-class CountingScope {
- public:
-  CountingScope() : saved_(gpu::emulator_options()) {
-    gpu::EmulatorOptions options = saved_;
-    options.count_requests = true;
-    gpu::set_emulator_options(options);
-  }
-  ~CountingScope() { gpu::set_emulator_options(saved_); }
-  CountingScope(const CountingScope&) = delete;
-  CountingScope& operator=(const CountingScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 /// TileWork against what a block does more for one tile of keys more.
 template <int kHeadDim>
 void check_shared_counts() {
-  const CountingScope counting;
+  gpu::EmulatorOptions options = gpu::emulator_options();
+  options.count_requests = true;
+  const gpu::EmulatorOptionsScope counting(options);
   for (const warp_shuffle::TileWork& work : warp_shuffle::tile_works<kHeadDim>()) {
     INFO(work.kernel << ", head_dim " << kHeadDim);
     const auto counted = [&work](int tiles) {
@@ -267,16 +253,15 @@ TEST_CASE("no barrier can be left out unnoticed") {
   if (!gpu::device().checked) return;
   // Three tiles of queries and of keys or more, in all kernels.
   const Problem p = problem(1, 1, 514, 66, 32, Mask::none());
-  const gpu::EmulatorOptions before = gpu::emulator_options();
   for (const stage::ForwardKernel& kernel : warp_shuffle::shuffle_kernels()) {
     gpu::reset_synchronisations_seen();
     run(kernel, p);
     const std::vector<gpu::SourceLine> lines = gpu::synchronisations_seen();
     CHECK(lines.size() == (kernel.name == "split_keys" ? 4 : 2));
     for (const gpu::SourceLine& line : lines) {
-      gpu::EmulatorOptions options = before;
+      gpu::EmulatorOptions options = gpu::emulator_options();
       options.without = {line};
-      gpu::set_emulator_options(options);
+      const gpu::EmulatorOptionsScope without(options);
       INFO(kernel.name << " without " << line.file << ":" << line.line);
       std::string report;
       try {
@@ -288,6 +273,5 @@ TEST_CASE("no barrier can be left out unnoticed") {
       CHECK_THAT(report, ContainsText(".cuh:"));
       CHECK(report.find("language.hpp") == std::string::npos);
     }
-    gpu::set_emulator_options(before);
   }
 }

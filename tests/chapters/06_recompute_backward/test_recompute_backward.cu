@@ -54,20 +54,6 @@ suite::Failures failures(const stage::BackwardKernel& kernel, const Problem& p, 
   return suite::case_failures(kernel, c);
 }
 
-/// Emulator options for the length of a scope.
-class OptionsScope {
- public:
-  explicit OptionsScope(const gpu::EmulatorOptions& options) : saved_(gpu::emulator_options()) {
-    gpu::set_emulator_options(options);
-  }
-  ~OptionsScope() { gpu::set_emulator_options(saved_); }
-  OptionsScope(const OptionsScope&) = delete;
-  OptionsScope& operator=(const OptionsScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 /// What a loss depends on: inputs, and its gradients by O and by LSE. All dense.
 struct Loss {
   Problem problem;
@@ -384,7 +370,7 @@ TEST_CASE("tiles that do not fit are refused with the bytes required and allowed
   for (const std::size_t limit : {49152, 57855, 57856, 90623, 90624, 156159, 156160}) {
     gpu::EmulatorOptions options = gpu::emulator_options();
     options.shared_memory_limit = limit;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     REQUIRE(gpu::shared_memory_limit() == limit);
     check_all();
   }
@@ -445,11 +431,11 @@ TEST_CASE("atomics take other bits from other schedules") {
   const auto differs = [&loss](const std::string& name) {
     gpu::EmulatorOptions options = gpu::emulator_options();
     options.workers = 1;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     const Gradients first = gradients(kernel_named(name), loss);
     for (const std::uint64_t seed : {1, 2, 3, 4}) {
       options.schedule_seed = seed;
-      gpu::set_emulator_options(options);
+      const gpu::EmulatorOptionsScope other_schedule(options);
       const Gradients other = gradients(kernel_named(name), loss);
       // What a block keeps in its registers is added up in one order, whoever comes first.
       if (name == "q_outer") CHECK(other.dq == first.dq);
@@ -485,7 +471,7 @@ TEST_CASE("no barrier can be left out unnoticed") {
         gpu::EmulatorOptions options = gpu::emulator_options();
         options.without = {line};
         options.schedule_seed = seed;
-        const OptionsScope scope(options);
+        const gpu::EmulatorOptionsScope scope(options);
         if (caught.empty()) caught = failures(kernel, p);
         if (gpu::device().checked) break;
       }
@@ -504,7 +490,7 @@ TEST_CASE("shared memory is read and written without bank conflicts") {
   if (!gpu::device().checked) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   for (const int head_dim : {32, 64, 128}) {
     for (const char* name : {"q_outer", "kv_outer", "stored_p_fused", "deterministic"}) {
       for (const std::string& sentence : failures(kernel_named(name), problem(1, 1, 64, 64, head_dim, Mask::none()))) {
@@ -523,7 +509,7 @@ TEST_CASE("the wavefronts of a tile, as the chapter's text has them") {
   if (!gpu::device().checked) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   const auto counted = [](int head_dim, int tiles) {
     gpu::reset_counts();
     gradients(kernel_named("kv_outer"), Loss(problem(1, 1, tiles * 64, 64, head_dim, Mask::none()), 1));

@@ -55,26 +55,12 @@ Outcome run(const stage::ForwardKernel& kernel, const Problem& p) {
   return {guarded.o(), guarded.lse()};
 }
 
-/// Emulator options for a while.
-class OptionsScope {
- public:
-  explicit OptionsScope(const gpu::EmulatorOptions& options) : saved_(gpu::emulator_options()) {
-    gpu::set_emulator_options(options);
-  }
-  ~OptionsScope() { gpu::set_emulator_options(saved_); }
-  OptionsScope(const OptionsScope&) = delete;
-  OptionsScope& operator=(const OptionsScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 /// MmaWork against what a block does more for one tile of keys more.
 template <int kHeadDim>
 void check_shared_counts() {
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
-  const OptionsScope counting(options);
+  const gpu::EmulatorOptionsScope counting(options);
   const std::vector<tensor_cores::MmaWork> works = tensor_cores::mma_works<kHeadDim>();
   const std::vector<stage::ForwardKernel> kernels = tensor_core_kernels();
   REQUIRE(works.size() == kernels.size());
@@ -258,13 +244,13 @@ TEST_CASE("a block that needs more shared memory than there is is refused with b
   if (!gpu::device().emulated) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.shared_memory_limit = 101376;
-  const OptionsScope small(options);
+  const gpu::EmulatorOptionsScope small(options);
   // Three tiles of 64 rows of 256 elements: 98304 bytes. They fit; a GPU without opting in would not have them.
   for (const stage::ForwardKernel& kernel : tensor_core_kernels()) {
     const Problem p = problem(ElementType::fp16, 1, 1, 64, 64, 256, Mask::none());
     CHECK_NOTHROW(stage::require_taken(kernel, p));
     options.shared_memory_limit = 49152;
-    const OptionsScope smaller(options);
+    const gpu::EmulatorOptionsScope smaller(options);
     CHECK_THROWS_AS(stage::require_taken(kernel, p), stage::Refused);
     CHECK_THROWS_WITH(stage::require_taken(kernel, p), ContainsText("98304") && ContainsText("49152"));
     CHECK_NOTHROW(stage::require_taken(kernel, problem(ElementType::fp16, 1, 1, 64, 64, 128, Mask::none())));
@@ -283,7 +269,7 @@ TEST_CASE("no barrier can be left out unnoticed") {
     for (const gpu::SourceLine& line : lines) {
       gpu::EmulatorOptions options = gpu::emulator_options();
       options.without = {line};
-      const OptionsScope without(options);
+      const gpu::EmulatorOptionsScope without(options);
       INFO(kernel.name << " without " << line.file << ":" << line.line);
       std::string report;
       try {

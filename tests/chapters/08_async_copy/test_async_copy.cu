@@ -64,26 +64,12 @@ Outcome run(const stage::ForwardKernel& kernel, const Problem& p) {
   return run(kernel, p, attention::make_inputs(p, InputKind::normal, 1));
 }
 
-/// Emulator options for a while.
-class OptionsScope {
- public:
-  explicit OptionsScope(const gpu::EmulatorOptions& options) : saved_(gpu::emulator_options()) {
-    gpu::set_emulator_options(options);
-  }
-  ~OptionsScope() { gpu::set_emulator_options(saved_); }
-  OptionsScope(const OptionsScope&) = delete;
-  OptionsScope& operator=(const OptionsScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 /// AsyncWork against what a block does more for one tile of keys more.
 template <int kHeadDim>
 void check_shared_counts() {
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.count_requests = true;
-  const OptionsScope counting(options);
+  const gpu::EmulatorOptionsScope counting(options);
   const std::vector<async_copy::AsyncWork> works = async_copy::async_works<kHeadDim>();
   const std::vector<stage::ForwardKernel> kernels = async_copy_kernels();
   REQUIRE(works.size() == kernels.size());
@@ -190,7 +176,7 @@ std::string report_without(const stage::ForwardKernel& kernel, const Problem& p,
   options.without = {line};
   options.schedule_seed = seed;
   options.delivery = delivery;
-  const OptionsScope without(options);
+  const gpu::EmulatorOptionsScope without(options);
   try {
     run(kernel, p);
   } catch (const gpu::Error& error) {
@@ -420,7 +406,7 @@ TEST_CASE("a block that needs more shared memory than there is is refused with b
   if (!gpu::device().emulated) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.shared_memory_limit = 101376;  // sm_86, sm_89, sm_120
-  const OptionsScope small(options);
+  const gpu::EmulatorOptionsScope small(options);
   const Problem p = problem(ElementType::fp16, 1, 1, 64, 64, 128, Mask::none());
   const std::vector<stage::ForwardKernel> kernels = async_copy_kernels();
   CHECK_NOTHROW(stage::require_taken(kernels[0], p));  // 5 · 64 rows of 256 bytes: 81920
@@ -438,7 +424,7 @@ TEST_CASE("a tile's copies are on their way while the tile before is computed") 
   if (!gpu::device().emulated) return;
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.record_timeline = true;
-  const OptionsScope recording(options);
+  const gpu::EmulatorOptionsScope recording(options);
   for (const stage::ForwardKernel& kernel : async_copy_kernels()) {
     run(kernel, problem(ElementType::bf16, 1, 1, 64, 5 * 64, 64, Mask::none()));
     std::vector<std::uint64_t> started, waited;  // of warp 0: groups, and the first wait after each

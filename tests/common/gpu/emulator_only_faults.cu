@@ -65,7 +65,7 @@ TEST_CASE("after a fault the other threads' frames are unwound", "[fault]") {
   g_unwound = 0;
   gpu::EmulatorOptions options;
   options.workers = 1;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   const std::string report = report_of([] { gpu::launch(throw_while_others_wait, {.grid = 1, .block = 32}); });
   CHECK_THAT(report, ContainsText("enough"));
   CHECK(g_unwound == 32);

@@ -59,7 +59,7 @@ float g_host_values[32];
 TEST_CASE("fault: a kernel that synchronises for ever", "[fault]") {
   gpu::EmulatorOptions options;
   options.endless_seconds = 0.3;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   gpu::DeviceBuffer<unsigned> word(std::vector<unsigned>{0}, "word");
   gpu::DeviceBuffer<int> out_gmem(32, "out");
   for (const std::string& report :

@@ -23,7 +23,7 @@ void in_all_modes(std::uint64_t seeds, Run&& run) {
       gpu::EmulatorOptions options;
       options.schedule_seed = seed;
       options.delivery = delivery;
-      const OptionsScope scope(options);
+      const gpu::EmulatorOptionsScope scope(options);
       run();
     }
   }
@@ -39,7 +39,7 @@ std::string noticed_without(const gpu::SourceLine& line, Run&& run) {
       options.schedule_seed = seed;
       options.delivery = delivery;
       options.without = {line};
-      const OptionsScope scope(options);
+      const gpu::EmulatorOptionsScope scope(options);
       bool right = true;
       const std::string report = report_of([&] { right = run(); });
       if (!report.empty()) return report;
@@ -58,7 +58,7 @@ std::string report_in_some_mode(Run&& run) {
       gpu::EmulatorOptions options;
       options.schedule_seed = seed;
       options.delivery = delivery;
-      const OptionsScope scope(options);
+      const gpu::EmulatorOptionsScope scope(options);
       report = report_of(run);
     }
   }

@@ -494,7 +494,7 @@ TEST_CASE("the timeline tells when warps start copies and products, and when the
   gpu::EmulatorOptions options;
   if (gpu::device().emulated) {
     options.record_timeline = true;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     REQUIRE(linear_attention_is_right<1>(problem, 1));
   }
   const std::vector<gpu::TimelineEvent> events = gpu::emulator_timeline();

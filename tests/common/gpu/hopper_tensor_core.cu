@@ -158,7 +158,7 @@ TEST_CASE("stmatrix of eight rows takes a wavefront with a swizzle, and eight wi
   if (!gpu::device().checked) return;
   gpu::EmulatorOptions options;
   options.count_requests = true;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   gpu::DeviceBuffer<std::uint32_t> out_gmem(32, "out");
   for (const auto swizzle : {gpu::Swizzle::none, gpu::Swizzle::bytes_128}) {
     gpu::reset_counts();
@@ -201,7 +201,7 @@ TEST_CASE("stmatrix races like an ordinary write of the lane that gives the addr
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     gpu::EmulatorOptions options;
     options.schedule_seed = seed;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     CAPTURE(seed);
     CHECK(report_of([&] { run(true); }) == "");
     if (seed > 2) continue;

@@ -14,19 +14,6 @@
 
 namespace gpu_tests {
 
-/// Sets the emulator's options for one test, and puts the former ones back however it ends.
-class OptionsScope {
- public:
-  OptionsScope() : saved_(gpu::emulator_options()) {}
-  explicit OptionsScope(const gpu::EmulatorOptions& options) : OptionsScope() { gpu::set_emulator_options(options); }
-  ~OptionsScope() { gpu::set_emulator_options(saved_); }
-  OptionsScope(const OptionsScope&) = delete;
-  OptionsScope& operator=(const OptionsScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
-
 template <int kThreads>
 struct OrdinaryShared {
   int value[kThreads];

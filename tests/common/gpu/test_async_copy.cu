@@ -98,10 +98,6 @@ bool mirrored_sum_is_right(int valid_tiles) {
   return true;
 }
 
-struct RestoreOptions {
-  ~RestoreOptions() { gpu::set_emulator_options({}); }
-};
-
 std::string error_of(const std::function<void()>& launch) {
   try {
     launch();
@@ -132,13 +128,12 @@ TEST_CASE("a double-buffered pipeline is right, with tiles beyond the end as zer
 
 TEST_CASE("a pipeline is right in both deliveries and any schedule", "[async_copy]") {
   if (!gpu::device().emulated) return;
-  const RestoreOptions restore;
   for (const auto delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately}) {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       gpu::EmulatorOptions options;
       options.delivery = delivery;
       options.schedule_seed = seed;
-      gpu::set_emulator_options(options);
+      const gpu::EmulatorOptionsScope scope(options);
       INFO("seed " << seed);
       CHECK(mirrored_sum_is_right(kTiles));
     }
@@ -147,7 +142,6 @@ TEST_CASE("a pipeline is right in both deliveries and any schedule", "[async_cop
 
 TEST_CASE("each wait and barrier of a pipeline is needed", "[async_copy]") {
   if (!gpu::device().emulated) return;
-  const RestoreOptions restore;
   gpu::reset_synchronisations_seen();
   REQUIRE(mirrored_sum_is_right(kTiles));
   const auto lines = gpu::synchronisations_seen();
@@ -156,14 +150,14 @@ TEST_CASE("each wait and barrier of a pipeline is needed", "[async_copy]") {
   for (std::size_t i = 0; i < 3; ++i) {
     gpu::EmulatorOptions options;
     options.without = {lines[i]};
-    gpu::set_emulator_options(options);
+    const gpu::EmulatorOptionsScope scope(options);
     INFO("without line " << lines[i].line);
     if (gpu::device().checked) {
       CHECK_FALSE(error_of([] { mirrored_sum_is_right(kTiles); }).empty());
     } else if (i == 0) {
       CHECK_FALSE(mirrored_sum_is_right(kTiles));  // what has not been waited for is NaN
       options.delivery = gpu::Delivery::immediately;
-      gpu::set_emulator_options(options);
+      const gpu::EmulatorOptionsScope other_delivery(options);
       CHECK(mirrored_sum_is_right(kTiles));  // right by luck: why there are two modes
     }
   }

@@ -186,7 +186,7 @@ TEST_CASE("a spin lock on atomicCAS lets one thread in at a time, under any sche
     CAPTURE(seed);
     gpu::EmulatorOptions options;
     options.schedule_seed = seed;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     check_lock<int>();
   }
 }
@@ -217,7 +217,7 @@ TEST_CASE("a block waits for the block before it, and sees what it wrote", "[voc
     CAPTURE(seed);
     gpu::EmulatorOptions options;
     options.schedule_seed = seed;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     run();
   }
 }

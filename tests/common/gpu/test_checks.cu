@@ -367,7 +367,7 @@ TEST_CASE("race: a read, and a write that comes too early", "[check]") {
   const std::uint64_t seed = GENERATE(0, 1, 2);
   gpu::EmulatorOptions options;
   options.schedule_seed = seed;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   const std::string report =
       fault_of([&] { gpu::launch<Words>(overwrite_too_early, {.grid = 1, .block = 256}, out_gmem.data(), false); });
   CAPTURE(report, seed);
@@ -480,7 +480,7 @@ TEST_CASE("race: blocks on device memory", "[check]") {
   gpu::EmulatorOptions options;
   options.workers = GENERATE(1, 2);
   options.schedule_seed = GENERATE(0, 1, 2);
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   gpu::DeviceBuffer<int> out_gmem(std::vector<int>(8, 0), "results");
   std::string report = fault_of([&] { gpu::launch(all_blocks_write, {.grid = 2, .block = 8}, out_gmem.data()); });
   CAPTURE(report, options.workers, options.schedule_seed);
@@ -557,7 +557,7 @@ TEST_CASE("correct kernels pass, under any schedule and delivery", "[check]") {
       gpu::EmulatorOptions options;
       options.schedule_seed = seed;
       options.delivery = delivery;
-      const OptionsScope scope(options);
+      const gpu::EmulatorOptionsScope scope(options);
       CHECK(report_of([] { run_correct_kernels(); }) == "");
     }
   }

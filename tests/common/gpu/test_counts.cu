@@ -26,7 +26,7 @@ gpu::EmulatorOptions with_requests() {
 /// The counts of one launch, which has to be one kernel's.
 template <class Launch>
 KernelCounts counts_of(Launch&& launch) {
-  const OptionsScope scope(with_requests());
+  const gpu::EmulatorOptionsScope scope(with_requests());
   gpu::reset_counts();
   launch();
   const std::vector<KernelCounts> counts = gpu::kernel_counts();
@@ -316,7 +316,7 @@ TEST_CASE("Kernels are counted apart, by name, in the order of their first launc
   if (!counts_here()) return;
   const auto x_gmem = numbers(64);
   gpu::DeviceBuffer<float> y_gmem(256);
-  const OptionsScope scope(with_requests());
+  const gpu::EmulatorOptionsScope scope(with_requests());
   gpu::reset_counts();
   for (int i = 0; i < 3; ++i) {
     gpu::launch(gather, {.grid = 2, .block = 32}, x_gmem.data(), y_gmem.data(), 0, 1);
@@ -364,7 +364,7 @@ TEST_CASE("Lanes are in step again where they meet", "[counts]") {
   const std::uint64_t seed = GENERATE(0, 1, 2, 3, 4);
   gpu::EmulatorOptions options;
   options.schedule_seed = seed;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   CAPTURE(seed);
   for (const auto kernel :
        {skip_first_load<Meeting::barrier>, skip_first_load<Meeting::syncwarp>, skip_first_load<Meeting::shuffle>}) {
@@ -430,7 +430,7 @@ TEST_CASE("An asynchronous copy loads and stores once, whenever it lands", "[cou
   for (const auto delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately}) {
     gpu::EmulatorOptions options;
     options.delivery = delivery;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     const KernelCounts counts = counts_of([&] {
       gpu::launch<Floats<128>>(copy_by_cp_async, {.grid = 1, .block = 32},
                                reinterpret_cast<const float4*>(x_gmem.data()),

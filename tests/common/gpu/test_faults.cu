@@ -246,7 +246,7 @@ TEST_CASE("fault: a shuffle or vote names a lane that has exited, before or afte
   const std::uint64_t seed = GENERATE(0, 1, 2);
   gpu::EmulatorOptions options;
   options.schedule_seed = seed;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   std::string report =
       fault_of([&] { gpu::launch(shuffle_without_lane_3, {.grid = 1, .block = 32}, out_gmem.data(), leave_late); });
   CAPTURE(report, leave_late, seed);
@@ -416,7 +416,7 @@ TEST_CASE("fault: an integer divided by zero", "[fault]") {
 
 TEST_CASE("fault: a loop without end", "[fault]") {
   if (!gpu::device().emulated) return;
-  const OptionsScope scope(impatient());
+  const gpu::EmulatorOptionsScope scope(impatient());
   gpu::DeviceBuffer<unsigned> flag_gmem(std::vector<unsigned>{0}, "flag");
   const std::string report =
       fault_of([&] { gpu::launch(spin_on_plain_memory, {.grid = 3, .block = 32}, flag_gmem.data()); });
@@ -429,7 +429,7 @@ TEST_CASE("fault: a loop without end", "[fault]") {
 
 TEST_CASE("fault: a signal that nobody sends", "[fault]") {
   if (!gpu::device().emulated) return;
-  const OptionsScope scope(impatient());
+  const gpu::EmulatorOptionsScope scope(impatient());
   gpu::DeviceBuffer<unsigned> flag_gmem(std::vector<unsigned>{0}, "flag");
   const std::string report = fault_of([&] { gpu::launch(poll_for_seven, {.grid = 3, .block = 32}, flag_gmem.data()); });
   CAPTURE(report);
@@ -445,7 +445,7 @@ TEST_CASE("blocks may wait for as many blocks as the GPU holds at once, and the 
   options.workers = GENERATE(1, 2);
   options.schedule_seed = GENERATE(0, 1, 2);
   const int step = GENERATE(-1, 1);
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   const int fit = gpu::device().multiprocessors;  // each of these blocks needs a multiprocessor's shared memory
   CAPTURE(options.workers, options.schedule_seed, step);
 

@@ -20,7 +20,7 @@ std::vector<unsigned> order_of(std::uint64_t seed, int blocks, int threads, int 
   gpu::EmulatorOptions options;
   options.schedule_seed = seed;
   options.workers = workers;
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   gpu::DeviceBuffer<unsigned> counter_gmem(std::vector<unsigned>{0}, "counter");
   gpu::DeviceBuffer<unsigned> order_gmem(static_cast<std::size_t>(blocks * threads), "order");
   gpu::launch(sign_in, {.grid = blocks, .block = threads}, counter_gmem.data(), order_gmem.data());
@@ -143,7 +143,7 @@ TEST_CASE("a synchronisation is switched off by its line", "[schedule]") {
   const int line = GENERATE(kFirstBarrier, kSecondBarrier, kWarpBarrier);
   const std::uint64_t seed = GENERATE(0, 1, 2, 3);
   CAPTURE(line, seed);
-  const OptionsScope scope(without(line_of(__FILE__, line), seed));
+  const gpu::EmulatorOptionsScope scope(without(line_of(__FILE__, line), seed));
   if (gpu::device().checked) {
     const std::string report = run_three_barriers(true);
     CAPTURE(report);
@@ -159,7 +159,7 @@ TEST_CASE("a synchronisation is switched off by its line", "[schedule]") {
 TEST_CASE("a line to switch off is matched by whole path components", "[schedule]") {
   if (!gpu::device().checked) return;
   const auto off = [](const std::string& file) {
-    const OptionsScope scope(without(file + ":" + std::to_string(kFirstBarrier)));
+    const gpu::EmulatorOptionsScope scope(without(file + ":" + std::to_string(kFirstBarrier)));
     return run_three_barriers(false) != "";
   };
   CHECK(off("test_schedule.cu"));
@@ -172,6 +172,6 @@ TEST_CASE("a line to switch off is matched by whole path components", "[schedule
   CHECK(!off("other/test_schedule.cu"));
   CHECK(!off("test_schedule"));
   CHECK(!off("test_faults.cu"));
-  const OptionsScope scope(without("test_schedule.cu:" + std::to_string(kFirstBarrier + 1)));
+  const gpu::EmulatorOptionsScope scope(without("test_schedule.cu:" + std::to_string(kFirstBarrier + 1)));
   CHECK(run_three_barriers(false) == "");
 }

@@ -37,7 +37,7 @@ TEST_CASE("131072 bytes of shared memory are refused where a GPU has fewer, and 
   if (!gpu::device().emulated) return;
   for (const std::size_t limit : {49152, 101376, 131071}) {
     CAPTURE(limit);
-    const OptionsScope scope(with_limit(limit));
+    const gpu::EmulatorOptionsScope scope(with_limit(limit));
     CHECK(gpu::shared_memory_limit() == limit);
     const std::string report = fault_of(launch_large);
     CHECK_THAT(report, ContainsText("needs 131072 bytes of shared memory"));
@@ -45,7 +45,7 @@ TEST_CASE("131072 bytes of shared memory are refused where a GPU has fewer, and 
   }
   for (const std::size_t limit : {131072, 166912, 232448}) {
     CAPTURE(limit);
-    const OptionsScope scope(with_limit(limit));
+    const gpu::EmulatorOptionsScope scope(with_limit(limit));
     CHECK(report_of(launch_large) == "");
   }
 }

@@ -540,12 +540,9 @@ TEST_CASE("the picture of the 128-byte swizzle in swizzle.cuh", "[tensor_core]")
 }
 
 TEST_CASE("ldmatrix of eight rows takes a wavefront with a swizzle, and more without", "[tensor_core]") {
-  OptionsScope scope;
-  if (gpu::device().checked) {
-    gpu::EmulatorOptions options;
-    options.count_requests = true;
-    gpu::set_emulator_options(options);
-  }
+  gpu::EmulatorOptions options;
+  options.count_requests = gpu::device().checked;
+  const gpu::EmulatorOptionsScope scope(options);
   struct Case {
     Swizzle swizzle;
     int row_bytes;
@@ -599,7 +596,7 @@ TEST_CASE("an operation of the whole warp needs all 32 lanes, at one line", "[te
   if (!gpu::device().emulated) return;
   gpu::EmulatorOptions options;
   options.schedule_seed = GENERATE(0, 1, 2);
-  const OptionsScope scope(options);
+  const gpu::EmulatorOptionsScope scope(options);
   gpu::DeviceBuffer<std::uint32_t> out_gmem(32, "out");
   gpu::DeviceBuffer<float> d_gmem(32, "d");
   std::string report = fault_of([&] { gpu::launch(few_lanes, {.grid = 1, .block = 24}, d_gmem.data(), 32); });
@@ -635,7 +632,7 @@ TEST_CASE("ldmatrix races like an ordinary read of the lane that gives the addre
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     gpu::EmulatorOptions options;
     options.schedule_seed = seed;
-    const OptionsScope scope(options);
+    const gpu::EmulatorOptionsScope scope(options);
     CAPTURE(seed);
     CHECK(report_of([&] { hand_over(true); }) == "");
     CHECK(report_of([&] { overwrite(true); }) == "");

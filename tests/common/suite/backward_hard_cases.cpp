@@ -283,8 +283,8 @@ void blocks_65536(Trial& trial) {
   // has its limit lowered instead.
   const bool lowered = gpu::device().emulated && trial.kernel.memory == stage::Memory::device;
   const int many = lowered ? 32 : 65536;
-  std::optional<GridLimitScope> limit;
-  if (lowered) limit.emplace(many - 1);
+  std::optional<gpu::EmulatorOptionsScope> limit;
+  if (lowered) limit.emplace(with_grid_limit(many - 1));
   const int d = trial.head_dim(2);
   const auto check = [&](const Problem& p) {
     if (!takes(trial.kernel, p)) return;
@@ -557,9 +557,10 @@ void repeatability(Trial& trial) {
       GuardedBackwardRun run(trial.kernel, p, g.inputs);
       std::vector<float> dq, dk, dv;
       for (int launch = 0; launch < launches; ++launch) {
-        std::optional<ScheduleScope> schedule;
+        std::optional<gpu::EmulatorOptionsScope> schedule;
         if (emulated) {
-          schedule.emplace(launch, launch % 2 == 0 ? gpu::Delivery::on_wait : gpu::Delivery::immediately);
+          schedule.emplace(
+              with_schedule(launch, launch % 2 == 0 ? gpu::Delivery::on_wait : gpu::Delivery::immediately));
         }
         const std::string when = ", launch " + std::to_string(launch + 1);
         const Failures complaints = launch == 0 ? run.launch() : run.launch_on_used_workspace();

@@ -99,7 +99,7 @@ Failures case_failures(const stage::BackwardKernel& kernel, const BackwardCase& 
     if (c.reschedule && gpu::device().emulated && kernel.memory == stage::Memory::device) {
       for (const std::uint64_t seed : {0, 1, 2})
         for (const gpu::Delivery delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately}) {
-          const ScheduleScope schedule(seed, delivery);
+          const gpu::EmulatorOptionsScope schedule(with_schedule(seed, delivery));
           const std::string when = "schedule seed " + std::to_string(seed) + ", " + delivery_name(delivery);
           add(run.launch(), when);
           compare(when);

@@ -103,7 +103,7 @@ Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c) {
     if (c.reschedule && gpu::device().emulated && kernel.memory == stage::Memory::device) {
       for (const std::uint64_t seed : {0, 1, 2})
         for (const gpu::Delivery delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately}) {
-          const ScheduleScope schedule(seed, delivery);
+          const gpu::EmulatorOptionsScope schedule(with_schedule(seed, delivery));
           launch_again("schedule seed " + std::to_string(seed) + ", " + delivery_name(delivery));
           if (!failures.empty()) return failures;
         }

@@ -172,13 +172,11 @@ void compare_traffic(stage::Memory memory, const attention::Traffic& predicted, 
   compare("stored", counts->global_stored, predicted.stored, predicted.stored);
 }
 
-ScheduleScope::ScheduleScope(std::uint64_t seed, gpu::Delivery delivery) : saved_(gpu::emulator_options()) {
-  gpu::EmulatorOptions options = saved_;
+gpu::EmulatorOptions with_schedule(std::uint64_t seed, gpu::Delivery delivery) {
+  gpu::EmulatorOptions options = gpu::emulator_options();
   options.schedule_seed = seed;
   options.delivery = delivery;
-  gpu::set_emulator_options(options);
+  return options;
 }
-
-ScheduleScope::~ScheduleScope() { gpu::set_emulator_options(saved_); }
 
 }  // namespace suite

@@ -107,16 +107,7 @@ class GuardedArray {
 void compare_traffic(stage::Memory memory, const attention::Traffic& predicted, double may_load_besides,
                      Failures& failures);
 
-/// Sets the schedule and the delivery of the emulator for a while; other options stay as they are.
-class ScheduleScope {
- public:
-  ScheduleScope(std::uint64_t seed, gpu::Delivery delivery);
-  ~ScheduleScope();
-  ScheduleScope(const ScheduleScope&) = delete;
-  ScheduleScope& operator=(const ScheduleScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
+/// The emulator's options with another schedule and delivery.
+gpu::EmulatorOptions with_schedule(std::uint64_t seed, gpu::Delivery delivery);
 
 }  // namespace suite

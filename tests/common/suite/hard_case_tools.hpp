@@ -123,21 +123,12 @@ class FarRows {
   std::string name_;
 };
 
-/// Lowers the emulator's limit of a grid along y and z for a while.
-class GridLimitScope {
- public:
-  explicit GridLimitScope(int blocks) : saved_(gpu::emulator_options()) {
-    gpu::EmulatorOptions options = saved_;
-    options.grid_limit = blocks;
-    gpu::set_emulator_options(options);
-  }
-  ~GridLimitScope() { gpu::set_emulator_options(saved_); }
-  GridLimitScope(const GridLimitScope&) = delete;
-  GridLimitScope& operator=(const GridLimitScope&) = delete;
-
- private:
-  gpu::EmulatorOptions saved_;
-};
+/// The emulator's options with a lower limit of a grid along y and z.
+inline gpu::EmulatorOptions with_grid_limit(int blocks) {
+  gpu::EmulatorOptions options = gpu::emulator_options();
+  options.grid_limit = blocks;
+  return options;
+}
 
 /// Collects what went wrong in a case.
 class Expectations {

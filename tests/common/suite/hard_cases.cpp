@@ -267,8 +267,8 @@ void blocks_65536(Trial& trial) {
   // has its limit lowered instead.
   const bool lowered = gpu::device().emulated && trial.kernel.memory == stage::Memory::device;
   const int many = lowered ? 32 : 65536;
-  std::optional<GridLimitScope> limit;
-  if (lowered) limit.emplace(many - 1);
+  std::optional<gpu::EmulatorOptionsScope> limit;
+  if (lowered) limit.emplace(with_grid_limit(many - 1));
   const int d = trial.head_dim(16);
   const auto check = [&](const Problem& p) {
     if (!takes(trial.kernel, p)) return;

@@ -219,15 +219,12 @@ TEST_CASE("the suite catches each missing barrier", "[suite_can_fail]") {
   const std::vector<gpu::SourceLine> barriers = gpu::synchronisations_seen();
   REQUIRE(barriers.size() == 2);
 
-  const gpu::EmulatorOptions saved = gpu::emulator_options();
   for (const gpu::SourceLine& barrier : barriers) {
     INFO(barrier.file << ":" << barrier.line);
-    gpu::EmulatorOptions options = saved;
+    gpu::EmulatorOptions options = gpu::emulator_options();
     options.without = {barrier};
-    gpu::set_emulator_options(options);
-    const Failures failures = failures_of(kernel, "");
-    gpu::set_emulator_options(saved);
-    CHECK_FALSE(failures.empty());
+    const gpu::EmulatorOptionsScope scope(options);
+    CHECK_FALSE(failures_of(kernel, "").empty());
   }
 }
 

@@ -10,8 +10,8 @@
 #include "chapters/05_warp_shuffle/model.hpp"
 #include "chapters/05_warp_shuffle/reductions.cuh"
 #include "common/gpu/buffer.hpp"
-#include "common/gpu/emulation.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/shared_memory.hpp"
 #include "common/stage/text.hpp"
 
 namespace {
@@ -82,31 +82,10 @@ void show_work(stage::Program& program) {
                 rows);
 }
 
-/// Requests and wavefronts of shared memory, counted, beside the formula.
+/// Requests and wavefronts of shared memory, counted.
 void show_counts(stage::Program& program) {
-  if (!gpu::device().checked) return program.say("The checking build of the emulator counts them (./learn run 05).");
-  Table rows;
-  gpu::EmulatorOptions options = gpu::emulator_options();
-  options.count_requests = true;
-  const gpu::EmulatorOptionsScope counting(options);
-  for (const stage::ForwardKernel& kernel : warp_shuffle::shuffle_kernels()) {
-    program.run_forward(kernel);
-    for (const gpu::KernelCounts& c : gpu::kernel_counts()) {
-      rows.push_back({kernel.name});
-      for (const gpu::SharedAccesses& a : {c.shared_loads, c.shared_stores}) {
-        rows.back().push_back(text("%.0f", double(a.requests)));
-        rows.back().push_back(a.requests ? text("%.2f", double(a.wavefronts) / double(a.requests)) : "-");
-        rows.back().push_back(text("%.0f", double(a.conflicts)));
-      }
-      rows.back().push_back(text("%.0f", double(c.barriers)));
-    }
-  }
-  if (rows.empty()) return program.say("No kernel was launched.");
-  program.say("Instructions of warps on shared memory, and what they cost by the rule of the banks:");
-  program.table("shared_memory",
-                {"kernel", "shared loads", "wavefronts / load", "conflicts", "shared stores", "wavefronts / store",
-                 "conflicts", "barriers"},
-                rows);
+  stage::show_shared_memory(program, "05", warp_shuffle::shuffle_kernels(),
+                            "Instructions of warps on shared memory, and what they cost by the rule of the banks:");
 }
 
 /// Tiles that step 3 visits.

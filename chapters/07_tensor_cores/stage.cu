@@ -13,8 +13,8 @@
 #include "chapters/07_tensor_cores/model.hpp"
 #include "chapters/07_tensor_cores/sixteen_bits.hpp"
 #include "common/gpu/buffer.hpp"
-#include "common/gpu/emulation.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/shared_memory.hpp"
 #include "common/stage/text.hpp"
 
 namespace {
@@ -123,33 +123,13 @@ void show_work(stage::Program& program) {
 
 /// Requests and wavefronts of shared memory, counted, beside the formula.
 void show_counts(stage::Program& program) {
-  if (!gpu::device().checked) return program.say("The checking build of the emulator counts them (./learn run 07).");
   const std::vector<MmaWork> works =
       for_head_dim(program.options().problem, [](auto d) { return tensor_cores::mma_works<d()>(); });
-  Table rows;
-  gpu::EmulatorOptions options = gpu::emulator_options();
-  options.count_requests = true;
-  const gpu::EmulatorOptionsScope counting(options);
-  const std::vector<stage::ForwardKernel> kernels = tensor_cores::tensor_core_kernels();
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
-    program.run_forward(kernels[i]);
-    for (const gpu::KernelCounts& c : gpu::kernel_counts()) {
-      rows.push_back({kernels[i].name});
-      for (const gpu::SharedAccesses& a : {c.shared_loads, c.shared_stores}) {
-        rows.back().push_back(text("%.0f", double(a.requests)));
-        rows.back().push_back(a.requests ? text("%.2f", double(a.wavefronts) / double(a.requests)) : "-");
-        rows.back().push_back(text("%.0f", double(a.conflicts)));
-      }
-      rows.back().insert(rows.back().begin() + 3, text("%d", works[i].wavefronts));
-      rows.back().push_back(text("%.0f", double(c.barriers)));
-    }
-  }
-  if (rows.empty()) return program.say("No kernel was launched.");
-  program.say("Instructions of warps on shared memory, all loads of which are ldmatrix, and what they cost:");
-  program.table("shared_memory",
-                {"kernel", "shared loads", "wavefronts / load", "by formula", "conflicts", "shared stores",
-                 "wavefronts / store", "conflicts", "barriers"},
-                rows);
+  std::vector<int> wavefronts;
+  for (const MmaWork& work : works) wavefronts.push_back(work.wavefronts);
+  stage::show_shared_memory(
+      program, "07", tensor_cores::tensor_core_kernels(),
+      "Instructions of warps on shared memory, all loads of which are ldmatrix, and what they cost:", wavefronts);
 }
 
 std::string error_text(double error) { return std::isinf(error) ? "overflow" : text("%.1e", error); }

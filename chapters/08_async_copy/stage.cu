@@ -12,6 +12,7 @@
 #include "common/attention/inputs.hpp"
 #include "common/gpu/emulation.hpp"
 #include "common/stage/program.hpp"
+#include "common/stage/shared_memory.hpp"
 #include "common/stage/text.hpp"
 
 namespace {
@@ -87,34 +88,13 @@ void show_work(stage::Program& program) {
                 rows);
 }
 
-/// Requests of shared memory, counted.
+/// Requests and wavefronts of shared memory, counted.
 void show_counts(stage::Program& program) {
-  if (!gpu::device().checked) return program.say("The checking build of the emulator counts them (./learn run 08).");
-  gpu::EmulatorOptions options = gpu::emulator_options();
-  options.count_requests = true;
-  const gpu::EmulatorOptionsScope counting(options);
-  Table rows;
-  for (const stage::ForwardKernel& kernel : async_copy::async_copy_kernels()) {
-    program.run_forward(kernel);
-    for (const gpu::KernelCounts& c : gpu::kernel_counts()) {
-      rows.push_back({kernel.name});
-      for (const gpu::SharedAccesses& a : {c.shared_loads, c.shared_stores}) {
-        rows.back().push_back(text("%.0f", double(a.requests)));
-        rows.back().push_back(text("%.0f", double(a.wavefronts)));
-        rows.back().push_back(text("%.0f", double(a.conflicts)));
-      }
-      rows.back().push_back(text("%.0f", double(c.barriers)));
-    }
-  }
-  if (rows.empty()) return program.say("No kernel was launched.");
-  program.say(
+  stage::show_shared_memory(
+      program, "08", async_copy::async_copy_kernels(),
       "Instructions of warps on shared memory, counted on the whole problem. Loads are ldmatrix, and stores are "
       "copies\n"
       "by cp.async; steps 2 and 3 have both for O on its way out, too.");
-  program.table(
-      "shared_memory",
-      {"kernel", "shared loads", "wavefronts", "conflicts", "shared stores", "wavefronts", "conflicts", "barriers"},
-      rows);
 }
 
 /// Tiles that blocks and warps visit.

@@ -2,10 +2,14 @@
 /// `--count`: which parts run, on which problem, and what is printed and recorded; `--shared-memory-limit`.
 
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/device.hpp"
 #include "common/gpu/emulation.hpp"
+#include "common/stage/shared_memory.hpp"
 #include "tests/catch.hpp"
 #include "tests/common/stage/program_under_test.hpp"
 #include "tests/common/stage/rewrite_kernel.hpp"
@@ -217,4 +221,43 @@ TEST_CASE("Kernels that move 16 bytes at once refuse rows that are not aligned t
   refused_gradient("dQ", &attention::Problem::dq_strides);
   refused_gradient("dK", &attention::Problem::dk_strides);
   refused_gradient("dV", &attention::Problem::dv_strides);
+}
+
+TEST_CASE("The table of shared memory has what was counted, and the formula beside it", "[stage][counts]") {
+  const std::vector<stage::ForwardKernel> kernels = {rewriting("first", launch_rewrite),
+                                                     rewriting("second", launch_other_rewrite)};
+  for (const bool by_formula : {false, true}) {
+    auto chapter = chapter_with({});
+    chapter.sections = {{"Banks", [&](stage::Program& program) {
+                           stage::show_shared_memory(program, "07", kernels, "What it costs:",
+                                                     by_formula ? std::vector<int>{1, 5} : std::vector<int>());
+                           CHECK_FALSE(gpu::emulator_options().count_requests);
+                         }}};
+    TemporaryFolder folder;
+    const Outcome outcome = run(chapter, {"--json", folder.file("results.json")});
+    CHECK(outcome.code == 0);
+    if (!gpu::device().checked) {
+      CHECK_THAT(outcome.out, ContainsText("The checking build of the emulator counts them (./learn run 07)."));
+      continue;
+    }
+    CHECK_THAT(outcome.out, ContainsText("What it costs:"));
+    const auto table = nlohmann::json::parse(read(folder.file("results.json")))["tables"]["shared_memory"];
+    // A load, a store and a barrier a block, of a warp each: 32 floats that lie side by side are a wavefront.
+    const std::string blocks = std::to_string(kBlocks);
+    std::vector<std::string> expected = {"second", blocks, "1.00", "0", blocks, "1.00", "0", blocks};
+    if (by_formula) expected.insert(expected.begin() + 3, "5");
+    REQUIRE(table["rows"].size() == 2);
+    CHECK(table["rows"][1].get<std::vector<std::string>>() == expected);
+    CHECK(table["header"].size() == expected.size());
+    CHECK((table["header"][3] == "by formula") == by_formula);
+  }
+}
+
+TEST_CASE("The formula is given for each kernel or for none", "[stage][counts]") {
+  auto chapter = chapter_with({});
+  chapter.sections = {{"Banks", [](stage::Program& program) {
+                         CHECK_THROWS_AS(stage::show_shared_memory(program, "07", {device_kernel("first")}, "", {1, 2}),
+                                         std::invalid_argument);
+                       }}};
+  CHECK(run(chapter, {}).code == 0);
 }

@@ -9,11 +9,10 @@
 
 #include "chapters/04_sram_tiling/kernels.hpp"
 #include "chapters/04_sram_tiling/sweep.hpp"
-#include "common/attention/inputs.hpp"
-#include "common/gpu/buffer.hpp"
 #include "common/gpu/emulation.hpp"
 #include "common/stage/forward_run.hpp"
 #include "tests/catch.hpp"
+#include "tests/common/suite/one_kernel.hpp"
 #include "tests/common/suite/small_problem.hpp"
 
 namespace {
@@ -26,25 +25,7 @@ using sram_tiling::q_outer;
 using sram_tiling::SweptTile;
 using sram_tiling::TileShape;
 using sram_tiling::TileShared;
-using suite::problem;
-
-struct Outcome {
-  std::vector<float> o, lse;
-};
-
-/// Runs a kernel once on normal inputs.
-Outcome run(const stage::ForwardKernel& kernel, const Problem& p) {
-  kernel.require(p);
-  const attention::Inputs inputs = attention::make_inputs(p, attention::InputKind::normal, 1);
-  const gpu::DeviceBuffer<float> q(inputs.q, "Q"), k(inputs.k, "K"), v(inputs.v, "V");
-  gpu::DeviceBuffer<float> o(static_cast<std::size_t>(p.elements_o()), "O");
-  gpu::DeviceBuffer<float> lse(static_cast<std::size_t>(p.elements_lse()), "LSE");
-  gpu::DeviceBuffer<float> workspace(kernel.workspace_bytes(p) / sizeof(float), "workspace");
-  kernel.run(attention::make_forward_args<float>(p, q.data(), k.data(), v.data(), o.data(), lse.data()),
-             workspace.data());
-  gpu::synchronize();
-  return {o.download(), lse.download()};
-}
+using suite::Outcome, suite::problem, suite::run;
 
 gpu::EmulatorOptions with_shared_memory_limit(std::size_t bytes) {
   gpu::EmulatorOptions options = gpu::emulator_options();
@@ -209,8 +190,8 @@ TEST_CASE("no barrier can be left out unnoticed") {
       for (const Problem& p : problems) {
         try {
           run(kernel, p);
-        } catch (const gpu::Error&) {
-          caught = true;
+        } catch (const gpu::Error& error) {
+          caught = caught || ContainsText(".cuh:").match(error.what());  // the race, by its lines
         }
       }
       CHECK(caught);

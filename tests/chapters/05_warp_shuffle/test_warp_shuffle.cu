@@ -11,8 +11,7 @@
 #include "chapters/05_warp_shuffle/model.hpp"
 #include "common/gpu/emulation.hpp"
 #include "tests/catch.hpp"
-#include "tests/common/suite/forward_suite.hpp"
-#include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/one_kernel.hpp"
 #include "tests/common/suite/small_problem.hpp"
 
 namespace {
@@ -22,7 +21,7 @@ using attention::KeyRange;
 using attention::Mask;
 using attention::Problem;
 using attention::Strides;
-using suite::problem;
+using suite::check_case, suite::Outcome, suite::problem, suite::run;
 
 stage::ForwardKernel kernel_named(const std::string& name) {
   for (const stage::ForwardKernel& kernel : warp_shuffle::shuffle_kernels()) {
@@ -30,30 +29,6 @@ stage::ForwardKernel kernel_named(const std::string& name) {
   }
   FAIL("there is no kernel " + name);
   return {};
-}
-
-/// Right, bit-equal in two launches, within its arrays, and with the predicted bytes: what the suite asks in a case.
-void check_case(const stage::ForwardKernel& kernel, const Problem& p, InputKind inputs = InputKind::normal,
-                bool reschedule = false) {
-  static std::uint64_t seed = 0;
-  suite::SuiteCase c;
-  c.problem = p;
-  c.inputs = inputs;
-  c.seed = ++seed;  // the suite keeps inputs by the case's description, which does not tell all strides apart
-  c.reschedule = reschedule;
-  for (const std::string& sentence : suite::case_failures(kernel, c)) FAIL_CHECK(sentence);
-}
-
-struct Outcome {
-  std::vector<float> o, lse;
-};
-
-/// One launch between guards. \throws gpu::Error if the device stopped it.
-Outcome run(const stage::ForwardKernel& kernel, const Problem& p) {
-  suite::GuardedRun guarded(kernel, p, attention::make_inputs(p, InputKind::normal, 1));
-  const suite::Failures failures = guarded.launch();
-  if (!failures.empty()) throw gpu::Error(failures.front());
-  return {guarded.o(), guarded.lse()};
 }
 
 /// Step 3's decisions against the rows' own keys, tile by tile.

@@ -15,8 +15,7 @@
 #include "common/attention/accuracy.hpp"
 #include "common/gpu/emulation.hpp"
 #include "tests/catch.hpp"
-#include "tests/common/suite/forward_suite.hpp"
-#include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/one_kernel.hpp"
 #include "tests/common/suite/small_problem.hpp"
 
 namespace {
@@ -28,41 +27,9 @@ using attention::KeyRange;
 using attention::Mask;
 using attention::Problem;
 using attention::Strides;
+using suite::check_case, suite::Outcome, suite::problem, suite::run;
 
 constexpr ElementType kTypes[] = {ElementType::fp16, ElementType::bf16};
-
-Problem problem(ElementType type, int heads_q, int heads_kv, int seqlen_q, int seqlen_kv, int head_dim, Mask mask) {
-  Problem p = suite::problem(heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim, mask);
-  p.element_type = type;
-  return p;
-}
-
-/// Right, bit-equal in two launches, within its arrays, and with the predicted bytes: what the suite asks in a case.
-void check_case(const stage::ForwardKernel& kernel, const Problem& p, InputKind inputs = InputKind::normal,
-                bool reschedule = false) {
-  static std::uint64_t seed = 0;
-  suite::SuiteCase c;
-  c.problem = p;
-  c.inputs = inputs;
-  c.seed = ++seed;  // the suite keeps inputs by the case's description, which does not tell all strides apart
-  c.reschedule = reschedule;
-  for (const std::string& sentence : suite::case_failures(kernel, c)) FAIL_CHECK(sentence);
-}
-
-struct Outcome {
-  std::vector<float> o, lse;
-};
-
-/// One launch between guards. \throws gpu::Error if the device stopped it.
-Outcome run(const stage::ForwardKernel& kernel, const Problem& p, const attention::Inputs& inputs) {
-  suite::GuardedRun guarded(kernel, p, inputs);
-  const suite::Failures failures = guarded.launch();
-  if (!failures.empty()) throw gpu::Error(failures.front());
-  return {guarded.o(), guarded.lse()};
-}
-Outcome run(const stage::ForwardKernel& kernel, const Problem& p) {
-  return run(kernel, p, attention::make_inputs(p, InputKind::normal, 1));
-}
 
 /// AsyncWork against what a block does more for one tile of keys more.
 template <int kHeadDim>

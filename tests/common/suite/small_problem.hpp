@@ -18,5 +18,12 @@ inline attention::Problem problem(int heads_q, int heads_kv, int seqlen_q, int s
   p.mask = mask;
   return p;
 }
+/// The same of other elements than fp32.
+inline attention::Problem problem(attention::ElementType type, int heads_q, int heads_kv, int seqlen_q, int seqlen_kv,
+                                  int head_dim, attention::Mask mask) {
+  attention::Problem p = problem(heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim, mask);
+  p.element_type = type;
+  return p;
+}
 
 }  // namespace suite

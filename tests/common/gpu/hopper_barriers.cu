@@ -24,9 +24,12 @@ struct HandOver {
   int value[128];
 };
 
-/// 128 threads hand values to 128 others, one buffer at a time: producers arrive where consumers wait, and, unless
-/// `kConsumersWait`, the other way round.
-template <bool kConsumersWait>
+/// Who waits at the barrier that it only has to reach.
+enum class Waits { nobody, consumers, all };
+
+/// 128 threads hand values to 128 others, one buffer at a time: producers arrive where consumers wait, and the other way
+/// round, unless `kWaits` says that they wait, too.
+template <Waits kWaits>
 __global__ void __launch_bounds__(256) hand_over(int rounds, int* sums_gmem) {  // [128]
   auto& shared = gpu::shared_memory<HandOver>();
   const int thread = static_cast<int>(threadIdx.x);
@@ -34,15 +37,19 @@ __global__ void __launch_bounds__(256) hand_over(int rounds, int* sums_gmem) {  
     for (int round = 0; round < rounds; ++round) {
       gpu::named_barrier_sync(kEmpty, 256);
       shared.value[thread] = 1000 * round + thread;
-      gpu::named_barrier_arrive(kFull, 256);
+      if (kWaits == Waits::all) {
+        gpu::named_barrier_sync(kFull, 256);
+      } else {
+        gpu::named_barrier_arrive(kFull, 256);
+      }
     }
   } else {
     int sum = 0;
     for (int round = 0; round < rounds; ++round) {
-      if (kConsumersWait) {
-        gpu::named_barrier_sync(kEmpty, 256);
-      } else {
+      if (kWaits == Waits::nobody) {
         gpu::named_barrier_arrive(kEmpty, 256);
+      } else {
+        gpu::named_barrier_sync(kEmpty, 256);
       }
       gpu::named_barrier_sync(kFull, 256);
       sum += shared.value[255 - thread];
@@ -51,10 +58,10 @@ __global__ void __launch_bounds__(256) hand_over(int rounds, int* sums_gmem) {  
   }
 }
 
-template <bool kConsumersWait>
+template <Waits kWaits>
 bool hand_over_is_right(int rounds) {
   gpu::DeviceBuffer<int> sums(128, "sums");
-  gpu::launch<HandOver>(hand_over<kConsumersWait>, {.grid = 1, .block = 256}, rounds, sums.data());
+  gpu::launch<HandOver>(hand_over<kWaits>, {.grid = 1, .block = 256}, rounds, sums.data());
   const std::vector<int> got = sums.download();
   for (int i = 0; i < 128; ++i) {
     if (got[static_cast<std::size_t>(i)] != 1000 * (rounds * (rounds - 1) / 2) + rounds * (127 - i)) return false;
@@ -192,17 +199,27 @@ __global__ void some_leave(int* out_gmem) {  // [2, 64]
 
 }  // namespace
 
-TEST_CASE("named barriers hand a buffer back and forth", "[hopper]") {
+// Left out of racecheck, by tag: where some threads only arrive, it reports the write of the next round as a race with
+// the read of this one, even if both sides of the barrier between them wait (the second test). The third test, in which
+// all threads wait everywhere, stays.
+TEST_CASE("named barriers hand a buffer back and forth", "[hopper][arrive]") {
   in_all_modes(kSeeds, [] {
-    CHECK(hand_over_is_right<false>(1));
-    CHECK(hand_over_is_right<false>(5));
+    CHECK(hand_over_is_right<Waits::nobody>(1));
+    CHECK(hand_over_is_right<Waits::nobody>(5));
   });
 }
 
-TEST_CASE("named barriers hand a buffer over to threads that wait for the next one", "[hopper]") {
+TEST_CASE("named barriers hand a buffer over to threads that wait for the next one", "[hopper][arrive]") {
   in_all_modes(kSeeds, [] {
-    CHECK(hand_over_is_right<true>(1));
-    CHECK(hand_over_is_right<true>(5));
+    CHECK(hand_over_is_right<Waits::consumers>(1));
+    CHECK(hand_over_is_right<Waits::consumers>(5));
+  });
+}
+
+TEST_CASE("named barriers hand a buffer over with all threads waiting at all of them", "[hopper]") {
+  in_all_modes(kSeeds, [] {
+    CHECK(hand_over_is_right<Waits::all>(1));
+    CHECK(hand_over_is_right<Waits::all>(5));
   });
 }
 

@@ -178,17 +178,14 @@ std::string counts_markdown(const MachineCounts& emulator, const std::vector<Mac
     for (const MachineCounts* side : {&emulator, &gpu}) {
       for (const CountedChapter& chapter : side->chapters) keys.insert(key_of(chapter));
     }
-    MeasuredMachine machine;
-    machine.machine = gpu.machine;
-    machine.date = gpu.date;
-    machine.commit = gpu.commit;
-    machine.common = gpu.common;
-    out += (out.empty() ? "" : "\n") + describe(machine);
+    const Measurement measurement{.machine = gpu.machine, .date = gpu.date, .commit = gpu.commit, .common = gpu.common};
+    out += (out.empty() ? "" : "\n") + describe(measurement);
     out += "Bold: sectors of device memory that differ by more than 1 %.\n";
     for (const Key& key : keys) {
       const CountedChapter* measured = find_chapter(gpu, key);
       const bool stale =
-          measured && is_stale(machine, {.folder = key.first, .step = {}, .hashes = measured->hashes}, present);
+          measured &&
+          is_stale({.folder = key.first, .step = {}, .hashes = measured->hashes, .measurement = measurement}, present);
       out += chapter_tables(key, find_chapter(emulator, key), measured, stale);
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/stage/command_line.hpp"
 #include "common/stage/results_markdown.hpp"
 
 namespace stage {
@@ -48,15 +49,31 @@ std::string quoted(const std::string& text) {
   return '"' + out + '"';
 }
 
+/// GPU, driver, CUDA and dates, of driver and CUDA every one that there was.
+std::string where_and_when(const MeasuredMachine& measured) {
+  std::string name;
+  std::vector<std::string> drivers, cudas, dates;
+  const auto add = [](std::vector<std::string>& to, const std::string& text) {
+    if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(text);
+  };
+  for (const MeasuredChapter& chapter : measured.chapters) {
+    const Measurement& m = chapter.measurement;
+    name = m.machine.name;
+    add(drivers, m.machine.driver);
+    add(cudas, m.machine.cuda);
+    add(dates, m.date);
+  }
+  std::sort(dates.begin(), dates.end());
+  return fmt::format("{}, driver {}, CUDA {}; {}", name, join(drivers), join(cudas), join(dates));
+}
+
 Panel make_panel(const MeasuredMachine& measured, const KernelHashes& present, Pass pass) {
   Panel panel;
-  panel.title =
-      fmt::format("{}{}, driver {}, CUDA {}; {}", pass == Pass::forward ? "" : "Backward: ", measured.machine.name,
-                  measured.machine.driver, measured.machine.cuda, measured.date);
+  panel.title = (pass == Pass::forward ? "" : "Backward: ") + where_and_when(measured);
   panel.ceiling = measured_fp32_ceiling(measured).value_or(0) / 1e12;
   for (const MeasuredChapter& chapter : measured.chapters) {
     if (chapter.step.problem.empty()) continue;
-    const bool stale = is_stale(measured, chapter, present);
+    const bool stale = is_stale(chapter, present);
     std::vector<Line> bars;
     for (const Row& row : rows_of(chapter.step.rows, pass)) {
       if (row.is_peer || !row.right || !row.seconds || !row.flops || *row.seconds <= 0 || *row.flops <= 0) continue;

@@ -92,7 +92,7 @@ int merge(const std::vector<std::string>& words) {
   const std::string seen = arguments.values.contains("--seen") ? read_text(arguments.value("--seen")) : "";
   std::string name;
   const std::string text =
-      merge_results({arguments.files.begin() + 1, arguments.files.end()}, arguments.value("--date"),
+      merge_results(folder.string(), {arguments.files.begin() + 1, arguments.files.end()}, arguments.value("--date"),
                     arguments.value("--commit"), read_hashes(arguments), seen, name);
   write_atomically((folder / name).string(), text);
   fmt::print("Wrote {}.\n", (folder / name).string());

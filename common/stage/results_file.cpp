@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cctype>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -16,7 +17,7 @@ using Json = nlohmann::ordered_json;
 using attention::ElementType;
 
 constexpr int kFormat =
-    1;  // of docs/results/<gpu>.json; raised when a reader of the old form would misread the new one
+    2;  // of docs/results/<gpu>.json; raised when a reader of the old form would misread the new one
 
 constexpr const char* kChapterFiles = "files that chapters wrote with --bench --json on one GPU";
 constexpr const char* kResultsFiles = "files that ./learn bench wrote";
@@ -25,16 +26,17 @@ constexpr const char* kResultsFiles = "files that ./learn bench wrote";
 MeasuredMachine read_measured(const Json& object) {
   if (object.at("format") != kFormat) throw std::runtime_error("its format is another than this program reads");
   MeasuredMachine measured;
-  measured.machine = read_machine(object.at("machine"));
-  measured.date = object.at("date").get<std::string>();
-  measured.commit = object.at("commit").get<std::string>();
-  measured.common = object.value("common", std::map<std::string, std::string>());
   const Json& chapters = object.at("chapters");
   if (!chapters.is_array()) throw std::runtime_error("its chapters are no list");
   for (const Json& chapter : chapters) {
-    measured.chapters.push_back({.folder = folder_of(chapter.at("chapter")),
-                                 .step = read_step(chapter),
-                                 .hashes = chapter.at("hashes").get<std::map<std::string, std::string>>()});
+    measured.chapters.push_back(
+        {.folder = folder_of(chapter.at("chapter")),
+         .step = read_step(chapter),
+         .hashes = chapter.at("hashes").get<std::map<std::string, std::string>>(),
+         .measurement = {.machine = read_machine(chapter.at("machine")),
+                         .date = chapter.at("date").get<std::string>(),
+                         .commit = chapter.at("commit").get<std::string>(),
+                         .common = chapter.value("common", std::map<std::string, std::string>())}});
   }
   return measured;
 }
@@ -108,18 +110,24 @@ KernelHashes parse_hashes(const std::string& text, const std::string& source) {
   return hashes;
 }
 
-std::string merge_results(const std::vector<std::string>& paths, const std::string& date, const std::string& commit,
-                          const KernelHashes& hashes, const std::string& seen, std::string& file_name) {
+std::string merge_results(const std::string& folder, const std::vector<std::string>& paths, const std::string& date,
+                          const std::string& commit, const KernelHashes& hashes, const std::string& seen,
+                          std::string& file_name) {
   const auto refuse = [](const std::string& path, const std::string& what) {
     throw BadArgument(fmt::format("'{}' {}; allowed: {}", path, what, kChapterFiles));
   };
+  Json seen_lines = Json::array();
+  std::istringstream lines(seen);
+  for (std::string line; std::getline(lines, line);) seen_lines.push_back(line);
+  const auto common = hashes.find(kCommon);
+
   Json machine;
   std::map<std::pair<std::string, ElementType>, Json> chapters;  // the folders' names sort as the book does
   for (const std::string& path : paths) {
     Json object = read_json(path, kChapterFiles);
     try {
       const ElementType type = read_step(object).element_type;  // and whatever the tables will need is there
-      const std::string folder = folder_of(object.at("chapter"));
+      const std::string name = folder_of(object.at("chapter"));
       if (object.at("machine").at("emulated").get<bool>())
         refuse(path, "comes from the emulator, which measures no time");
       if (!object.at("right").get<bool>()) refuse(path, "holds a result that is not right");
@@ -129,11 +137,15 @@ std::string merge_results(const std::vector<std::string>& paths, const std::stri
       if (here != machine) {
         refuse(path, fmt::format("was measured on another machine, driver or CUDA than '{}'", paths.front()));
       }
-      if (chapters.contains({folder, type})) refuse(path, "is the second file of " + in_type(folder, type));
-      const auto of_chapter = hashes.find(folder);
-      if (of_chapter == hashes.end()) refuse(path, fmt::format("is of {}, whose kernel files have no hash", folder));
+      if (chapters.contains({name, type})) refuse(path, "is the second file of " + in_type(name, type));
+      const auto of_chapter = hashes.find(name);
+      if (of_chapter == hashes.end()) refuse(path, fmt::format("is of {}, whose kernel files have no hash", name));
+      object["date"] = date;
+      object["commit"] = commit;
+      if (!seen_lines.empty()) object["seen"] = seen_lines;
+      if (common != hashes.end()) object["common"] = common->second;
       object["hashes"] = of_chapter->second;
-      chapters[{folder, type}] = object;
+      chapters[{name, type}] = object;
     } catch (const BadArgument&) {
       throw;
     } catch (const std::exception& malformed) {
@@ -141,16 +153,20 @@ std::string merge_results(const std::vector<std::string>& paths, const std::stri
     }
   }
 
-  Json merged = {{"format", kFormat}, {"machine", machine}, {"date", date}, {"commit", commit}};
-  if (!seen.empty()) {
-    merged["seen"] = Json::array();
-    std::istringstream lines(seen);
-    for (std::string line; std::getline(lines, line);) merged["seen"].push_back(line);
-  }
-  if (const auto common = hashes.find(kCommon); common != hashes.end()) merged["common"] = common->second;
-  merged["chapters"] = Json::array();
-  for (const auto& [key, chapter] : chapters) merged["chapters"].push_back(chapter);
+  // Of the chapters that are there already, those stay that have not been measured again and still exist.
   file_name = slug(machine.at("name").get<std::string>()) + ".json";
+  const std::string before = folder + "/" + file_name;
+  if (std::filesystem::exists(before)) {
+    read_results(before);  // refuses what is malformed
+    const Json object = read_json(before, kResultsFiles);
+    for (const Json& chapter : object.at("chapters")) {
+      const std::string name = folder_of(chapter.at("chapter"));
+      if (hashes.contains(name)) chapters.insert({{name, read_step(chapter).element_type}, chapter});
+    }
+  }
+
+  Json merged = {{"format", kFormat}, {"chapters", Json::array()}};
+  for (const auto& [key, chapter] : chapters) merged["chapters"].push_back(chapter);
   return to_text(merged);
 }
 

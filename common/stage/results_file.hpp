@@ -22,28 +22,37 @@ using KernelHashes = std::map<std::string, std::map<std::string, std::string>>;
 /// line that is none.
 KernelHashes parse_hashes(const std::string& text, const std::string& source);
 
-/// One chapter on one GPU.
+/// Where and when something was measured, and with which headers.
+struct Measurement {
+  gpu::DeviceInfo machine;
+  std::string date, commit;
+  std::map<std::string, std::string> common;  ///< hashes of kCommon then; empty where none were taken
+};
+
+/// One chapter on one GPU. Chapters of a file may have been measured at different times.
 struct MeasuredChapter {
   std::string folder;  ///< "02_naive_gpu"
   Step step;
   std::map<std::string, std::string> hashes;  ///< of its kernel files when it was measured
+  Measurement measurement;
 };
 
-/// One file of docs/results.
+/// One file of docs/results: the chapters on one GPU, in the book's order.
 struct MeasuredMachine {
-  gpu::DeviceInfo machine;
-  std::string date, commit;
-  std::map<std::string, std::string> common;  ///< hashes of kCommon when it was measured; empty in older files
-  std::vector<MeasuredChapter> chapters;      ///< in the book's order
+  std::vector<MeasuredChapter> chapters;
 };
 
-/// Collects files that chapters wrote with `--bench --json` on one GPU into one text, chapters in the book's order.
+/// Puts files that chapters wrote with `--bench --json` on one GPU into the GPU's file in `folder`: in place of what it
+/// holds of these chapters, beside the others, which stay as they are.
+///
 /// \param seen what the GPU said about its clocks meanwhile, a line a look; kept as it is.
 /// \param[out] file_name of the results of this GPU, "nvidia-h200.json".
+/// \return the new text of that file.
 /// \throws BadArgument for a file that is malformed, of the emulator, not right, of another GPU or of a chapter that
-/// came before in the same element type, and for a chapter without a hash.
-std::string merge_results(const std::vector<std::string>& paths, const std::string& date, const std::string& commit,
-                          const KernelHashes& hashes, const std::string& seen, std::string& file_name);
+/// came before in the same element type, for a chapter without a hash, and where the GPU's file cannot be read.
+std::string merge_results(const std::string& folder, const std::vector<std::string>& paths, const std::string& date,
+                          const std::string& commit, const KernelHashes& hashes, const std::string& seen,
+                          std::string& file_name);
 
 /// \throws BadArgument naming the file and what is wrong with it.
 MeasuredMachine read_results(const std::string& path);

@@ -75,7 +75,7 @@ std::string own_table(const Results::Table& table, bool stale) {
 
 }  // namespace
 
-std::string describe(const MeasuredMachine& measured) {
+std::string describe(const Measurement& measured) {
   const auto dash = measured.commit.find('-');
   constexpr std::size_t kShortCommit = 12;
   const std::string commit = measured.commit.substr(0, std::min(dash, kShortCommit)) +
@@ -86,14 +86,14 @@ std::string describe(const MeasuredMachine& measured) {
                      measured.date, commit);
 }
 
-bool is_stale(const MeasuredMachine& measured, const MeasuredChapter& chapter, const KernelHashes& present) {
+bool is_stale(const MeasuredChapter& chapter, const KernelHashes& present) {
   const auto now = present.find(chapter.folder);
   if (now == present.end() || now->second != chapter.hashes) return true;
   const auto common = present.find(kCommon);
   // A header that was not there when this chapter was measured belongs to later chapters: this one could include it
-  // only through a file that has changed. None at all are there in a results file from before these headers were
-  // hashed.
-  return std::any_of(measured.common.begin(), measured.common.end(), [&](const auto& header) {
+  // only through a file that has changed.
+  const std::map<std::string, std::string>& then = chapter.measurement.common;
+  return std::any_of(then.begin(), then.end(), [&](const auto& header) {
     if (common == present.end()) return true;
     const auto here = common->second.find(header.first);
     return here == common->second.end() || here->second != header.second;
@@ -225,12 +225,32 @@ std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const
   for (const MeasuredMachine& measured : machines) {
     for (const MeasuredChapter& chapter : measured.chapters) {
       if (chapter.folder != folder) continue;
-      out += (out.empty() ? "" : "\n") + describe(measured) +
-             measured_chapter(chapter, tables, measured_fp32_ceiling(measured), is_stale(measured, chapter, present));
+      out += (out.empty() ? "" : "\n") + describe(chapter.measurement) +
+             measured_chapter(chapter, tables, measured_fp32_ceiling(measured), is_stale(chapter, present));
     }
   }
   return out.empty() ? kNothingYet : out;
 }
+
+namespace {
+
+/// Where and when the chapters were measured: a line, or, where they differ, one for each with its chapters.
+std::string describe_all(const MeasuredMachine& measured) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> lines;
+  for (const MeasuredChapter& chapter : measured.chapters) {
+    const std::string line = describe(chapter.measurement);
+    auto of_line = std::find_if(lines.begin(), lines.end(), [&](const auto& other) { return other.first == line; });
+    if (of_line == lines.end()) of_line = lines.insert(lines.end(), {line, {}});
+    const std::string number = chapter.folder.substr(0, chapter.folder.find('_'));
+    if (of_line->second.empty() || of_line->second.back() != number) of_line->second.push_back(number);
+  }
+  if (lines.size() == 1) return lines.front().first;
+  std::string out;
+  for (const auto& [line, numbers] : lines) out += "- " + join(numbers) + ": " + line;
+  return out + "\n";
+}
+
+}  // namespace
 
 std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const KernelHashes& present) {
   std::string out;
@@ -238,14 +258,14 @@ std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const 
     std::vector<Step> steps;
     bool any_stale = false;
     for (const MeasuredChapter& chapter : measured.chapters) {
-      const bool stale = is_stale(measured, chapter, present);
+      const bool stale = is_stale(chapter, present);
       steps.push_back(chapter.step);
       for (Row& row : steps.back().rows) row.kernel = "`" + row.kernel + "`" + (stale ? kStale : "");
       any_stale = any_stale || (stale && !chapter.step.problem.empty());
     }
     const Results::Table forward = ladder_table(steps, Pass::forward), backward = ladder_table(steps, Pass::backward);
     if (forward.rows.empty() && backward.rows.empty()) continue;
-    out += (out.empty() ? "" : "\n") + describe(measured) +
+    out += (out.empty() ? "" : "\n") + describe_all(measured) +
            "A ratio stands where the row above solved the same problem." + roof_sentence(steps) + "\n\n";
     if (!forward.rows.empty()) out += markdown_table(forward.header, forward.rows);
     if (!backward.rows.empty()) {

@@ -36,11 +36,11 @@ std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const 
 std::string markdown_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
 
 /// GPU, driver, CUDA, date and commit: a line.
-std::string describe(const MeasuredMachine& measured);
+std::string describe(const Measurement& measurement);
 
 /// Whether the chapter's kernel files, or the headers that all kernels are made of, are others now. Headers that are
 /// new make nothing stale: they came with another chapter.
-bool is_stale(const MeasuredMachine& measured, const MeasuredChapter& chapter, const KernelHashes& present);
+bool is_stale(const MeasuredChapter& chapter, const KernelHashes& present);
 
 /// FLOP/s of fp32 multiply-adds by chapter 00; absent if the machine's results have none.
 std::optional<double> measured_fp32_ceiling(const MeasuredMachine& measured);

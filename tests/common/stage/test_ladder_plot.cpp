@@ -18,10 +18,17 @@ stage::Row row(const std::string& kernel, double teraflops) {
 
 stage::MeasuredMachine machine() {
   stage::MeasuredMachine measured;
-  measured.machine.name = "NVIDIA Test";
-  stage::MeasuredChapter ceilings{.folder = "00_first_kernel", .step = {}, .hashes = {{"a.cuh", kHashA}}};
+  stage::Measurement measurement;
+  measurement.machine.name = "NVIDIA Test";
+  measurement.machine.driver = "1.2";
+  measurement.machine.cuda = "13.0";
+  measurement.date = "2001-02-04";
+  stage::MeasuredChapter ceilings{
+      .folder = "00_first_kernel", .step = {}, .hashes = {{"a.cuh", kHashA}}, .measurement = measurement};
   ceilings.step.figures["fp32_flops_per_second"] = 64.9e12;
-  stage::MeasuredChapter chapter{.folder = "02_naive_gpu", .step = {}, .hashes = {{"a.cuh", kHashA}}};
+  measurement.date = "2001-02-03";
+  stage::MeasuredChapter chapter{
+      .folder = "02_naive_gpu", .step = {}, .hashes = {{"a.cuh", kHashA}}, .measurement = measurement};
   chapter.step.chapter = "02 naive_gpu";
   chapter.step.problem = "batch 1";
   stage::Row peer = row("a_peer", 9), wrong = row("a_wrong_one", 8), untimed = row("an_untimed_one", 7);
@@ -47,6 +54,7 @@ TEST_CASE("The plot has a bar for each right and timed kernel, in the ladder's o
   CHECK_THAT(script, ContainsText("$bars1 << END\n2 5.25 0x4c78a8 \"5.25\"\n3 0.5 0x4c78a8 \"0.500\"\nEND\n"));
   CHECK_THAT(script, ContainsText("set ytics (\"say \\\"three\\\"\" 2, \"step_2\" 3)"));
   CHECK_THAT(script, ContainsText("fp32 ceiling 64.9"));
+  CHECK_THAT(script, ContainsText("NVIDIA Test, driver 1.2, CUDA 13.0; 2001-02-03, 2001-02-04"));
   CHECK_THAT(script, ContainsText("set xrange [0.1:100]"));
   CHECK(!contains(script, "a_peer"));
   CHECK(!contains(script, "a_wrong_one"));

@@ -67,9 +67,9 @@ class Book {
   void hash(const std::string& of_second) const {
     write(file("hashes"), kHashA + "  chapters/00_first/a.cuh\n" + of_second + " *chapters/02_second/b.hpp\n");
   }
-  Outcome merge(const std::vector<std::string>& files) const {
-    std::vector<std::string> words = {"merge",    file("docs/results"),     "--date",   "2001-02-03",
-                                      "--commit", "0123456789abcdef-dirty", "--hashes", file("hashes")};
+  Outcome merge(const std::vector<std::string>& files, const std::string& commit = "0123456789abcdef-dirty") const {
+    std::vector<std::string> words = {"merge", file("docs/results"), "--date",      "2001-02-03", "--commit",
+                                      commit,  "--hashes",           file("hashes")};
     for (const std::string& name : files) words.push_back(name.ends_with(".json") ? file(name) : name);
     return run_results(words);
   }
@@ -104,16 +104,57 @@ TEST_CASE("Results of several chapters become one file of the GPU", "[stage]") {
   CHECK(outcome.code == 0);
   CHECK(outcome.err == "");
   const auto merged = nlohmann::json::parse(read(book.file("docs/results/nvidia-test-9000.json")));
-  CHECK(merged["date"] == "2001-02-03");
-  CHECK(merged["commit"] == "0123456789abcdef-dirty");
-  CHECK(merged["machine"]["driver"] == "1.2");
-  CHECK(merged["machine"]["clock_khz"] == 1500000);
   REQUIRE(merged["chapters"].size() == 2);
+  for (const auto& chapter : merged["chapters"]) {
+    CHECK(chapter["date"] == "2001-02-03");
+    CHECK(chapter["commit"] == "0123456789abcdef-dirty");
+    CHECK(chapter["machine"]["driver"] == "1.2");
+    CHECK(chapter["machine"]["clock_khz"] == 1500000);
+  }
   CHECK(merged["chapters"][0]["chapter"]["number"] == "00");  // the book's order
   CHECK(merged["chapters"][1]["hashes"]["b.hpp"] == kHashA);
   CHECK(merged["chapters"][1]["rows"][0]["samples"].size() == 11);
   CHECK(merged["chapters"][1]["problem"]["seqlen_q"] == attention::Problem{}.seqlen_q);
   CHECK(merged["chapters"][0]["tables"]["ceilings"]["rows"][0][1] == "5 TB/s");
+}
+
+TEST_CASE("A chapter measured again leaves the others as they are", "[stage]") {
+  const Book book;
+  const std::string path = book.file("docs/results/nvidia-test-9000.json");
+  REQUIRE(book.merge({"2.json"}, "aaaaaaaaaaaa").code == 0);
+  REQUIRE(book.merge({"0.json"}, "bbbbbbbbbbbb").code == 0);
+  const auto before = nlohmann::ordered_json::parse(read(path));
+  REQUIRE(before["chapters"].size() == 2);
+  CHECK(before["chapters"][0]["commit"] == "bbbbbbbbbbbb");
+  CHECK(before["chapters"][1]["commit"] == "aaaaaaaaaaaa");
+
+  stage::Results again = measured("02", "second", 1e-4);
+  again.machine.driver = "1.3";
+  write(book.file("2.json"), stage::to_json(again));
+  book.hash(kHashB);
+  REQUIRE(book.merge({"2.json"}, "cccccccccccc").code == 0);
+  const auto after = nlohmann::ordered_json::parse(read(path));
+  REQUIRE(after["chapters"].size() == 2);
+  CHECK(after["chapters"][0].dump() == before["chapters"][0].dump());
+  CHECK(after["chapters"][1]["commit"] == "cccccccccccc");
+  CHECK(after["chapters"][1]["hashes"]["b.hpp"] == kHashB);
+
+  // The tables say of each where it is from.
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(book.ladder(), ContainsText("- 00: NVIDIA Test (9000), 7 multiprocessors at up to 1500 MHz, driver 1.2,"));
+  CHECK_THAT(book.ladder(), ContainsText("- 02: NVIDIA Test (9000), 7 multiprocessors at up to 1500 MHz, driver 1.3,"));
+  CHECK_THAT(book.chapter("00_first"), ContainsText("commit `bbbbbbbbbbbb`"));
+  CHECK_THAT(book.chapter("02_second"),
+             ContainsText("driver 1.3, CUDA 13.0; measured on 2001-02-03, commit `cccccccccccc`"));
+  CHECK(!contains(book.ladder(), "tale"));
+
+  // A chapter that is gone takes its results with it; a file that cannot be read is left alone.
+  write(book.file("hashes"), kHashA + "  chapters/02_second/b.hpp\n");
+  REQUIRE(book.merge({"2.json"}).code == 0);
+  CHECK(nlohmann::json::parse(read(path))["chapters"].size() == 1);
+  write(path, "{\"format\": 1}");
+  check_refused(book.merge({"2.json"}), "its format is another than this program reads");
+  CHECK(read(path) == "{\"format\": 1}");
 }
 
 TEST_CASE("What is no measurement is not merged", "[stage]") {
@@ -229,7 +270,7 @@ TEST_CASE("A changed header in common makes all rows stale", "[stage]") {
   hash_common(kHashA);
   REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
   const std::string path = book.file("docs/results/nvidia-test-9000.json");
-  CHECK(nlohmann::json::parse(read(path))["common"]["gpu/launch.cuh"] == kHashA);
+  CHECK(nlohmann::json::parse(read(path))["chapters"][1]["common"]["gpu/launch.cuh"] == kHashA);
   REQUIRE(book.tables().code == 0);
   CHECK(!contains(book.ladder(), "tale"));
   CHECK(book.tables({"--check"}).code == 0);
@@ -250,13 +291,6 @@ TEST_CASE("A changed header in common makes all rows stale", "[stage]") {
   write(book.file("hashes"), read(book.file("hashes")) + kHashB + "  common/gpu/tma.cuh\n");
   REQUIRE(book.tables().code == 0);
   CHECK_THAT(book.ladder(), ContainsText("| `first_kernel` (stale) |"));
-
-  // A file from before these headers were hashed is judged by the kernel files alone.
-  auto older = nlohmann::json::parse(read(path));
-  older.erase("common");
-  write(path, older.dump());
-  REQUIRE(book.tables().code == 0);
-  CHECK(!contains(book.ladder(), "tale"));
 }
 
 TEST_CASE("What the GPU said about its clocks is kept", "[stage]") {
@@ -264,8 +298,8 @@ TEST_CASE("What the GPU said about its clocks is kept", "[stage]") {
   write(book.file("seen"), "before: clocks.sm: 345 MHz\nafter 00_first: clocks.sm: 1980 MHz\n");
   REQUIRE(book.merge({"0.json", "--seen", book.file("seen")}).code == 0);
   const auto merged = nlohmann::json::parse(read(book.file("docs/results/nvidia-test-9000.json")));
-  REQUIRE(merged["seen"].size() == 2);
-  CHECK(merged["seen"][1] == "after 00_first: clocks.sm: 1980 MHz");
+  REQUIRE(merged["chapters"][0]["seen"].size() == 2);
+  CHECK(merged["chapters"][0]["seen"][1] == "after 00_first: clocks.sm: 1980 MHz");
 }
 
 TEST_CASE("Ratios, peers and chapter 00's measured ceiling are tabled", "[stage]") {

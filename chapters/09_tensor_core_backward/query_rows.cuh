@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "chapters/09_tensor_core_backward/tile.cuh"
 #include "common/gpu/atomic.cuh"
@@ -120,8 +121,8 @@ __global__ void finish_kernel(BackwardArgs<T> args, const float* sums_gmem, int 
   const int batch = static_cast<int>(first_row / padded_rows / args.heads_q);
 #pragma unroll 8
   for (int c = 0; c < kHeadDim / 8; ++c) {
-    const float4 sums = gpu::scaled(gpu::load4(sums_gmem + sums_offset<kHeadDim>(first_row + warp_row, c, lane)),
-                                    args.softmax_scale);
+    const float4 sums =
+        gpu::scaled(gpu::load4(sums_gmem + sums_offset<kHeadDim>(first_row + warp_row, c, lane)), args.softmax_scale);
     const int row = warp_row + kernel::fragment_row(0, lane), column = kernel::fragment_column(lane);
     kernel::store_pair(shared.dq.at(DqTile::offset(row, c)) + column, sums.x, sums.y);
     kernel::store_pair(shared.dq.at(DqTile::offset(row + 8, c)) + column, sums.z, sums.w);
@@ -134,6 +135,12 @@ __global__ void finish_kernel(BackwardArgs<T> args, const float* sums_gmem, int 
     gpu::copy_16_bytes(args.dq_row(batch, first_query + row, head) + kernel::kChunkElements * chunk,
                        shared.dq.at(DqTile::offset(row, chunk)));
   }
+}
+
+/// What all kernels of the chapter ask of a problem.
+inline void require(const std::string& name, const Problem& p, std::size_t shared_bytes) {
+  stage::require_16_byte_gradients(name, p);
+  stage::require_shared_memory(name, shared_bytes);
 }
 
 /// Launches prepare_kernel. Blocks are counted in 64 bits: grid.x takes up to 2³¹ − 1, and the launch refuses more.

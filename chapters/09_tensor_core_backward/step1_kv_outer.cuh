@@ -9,7 +9,8 @@
 ///   - The first keys of a causal problem are seen by the most queries, and start first.
 ///   - Registers of a lane: dK, dV, S and dP are 64 + 64 + 32 + 32; dQ's 32 take the place of S.
 ///   - Shared memory: K, V, two tiles of Q and dO, dS, and at head_dim 128 P: 83 and 165 KB.
-///   - Per tile: 10 · Br · Bc · head_dim FLOP; 2 · Br · head_dim elements of Q and dO, Br · head_dim floats added to dQ.
+///   - Per tile: 10 · Br · Bc · head_dim FLOP; 2 · Br · head_dim elements of Q and dO, Br · head_dim floats added to
+///   dQ.
 ///
 /// Source: Dao, "FlashAttention-2" (2023), algorithm 2; Shah et al., "FlashAttention-3" (2024), for S transposed.
 
@@ -54,11 +55,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int lane = static_cast<int>(threadIdx.x) % gpu::kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / gpu::kWarpSize;
   const int warp_key = warp / Tile::kTeam * Tile::kWarpKeys, member = warp % Tile::kTeam;
-  const float scale_log2 = args.softmax_scale * kernel::kLog2E;
 
   // All tiles of the group's first head, then of its second, … One tile is loaded ahead of the one that is computed.
-  const VisitedTiles<Tile> visited =
-      visited_tiles<Tile>(args.mask, first_key, keys, args.seqlen_q, args.seqlen_kv);
+  const VisitedTiles<Tile> visited = visited_tiles<Tile>(args.mask, first_key, keys, args.seqlen_q, args.seqlen_kv);
   const int group = args.heads_q / args.heads_kv;
   const int steps = group * (visited.end - visited.begin);
   int head = head_kv * group, tile = visited.begin;
@@ -106,16 +105,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       const int rows_offset = q_offset + query * Tile::kHeadDim;
       multiply_rows<Tile>(p_reg, shared.k, k_offset, shared.q[stage], rows_offset);
       multiply_rows<Tile>(ds_reg, shared.v, k_offset, shared.dout[stage], rows_offset);
-      probabilities<Tile>(p_reg, ds_reg, shared.rows[stage] + query, scale_log2, lane);
-      const KeyRange unmasked =
-          attention::keys_of_all(args.mask, first_query, min(first_query + Tile::kBr, args.seqlen_q) - 1,
-                                 args.seqlen_q, args.seqlen_kv);
+      probabilities<Tile>(p_reg, ds_reg, shared.rows[stage] + query, args.softmax_scale * kernel::kLog2E, lane);
+      const KeyRange unmasked = attention::keys_of_all(
+          args.mask, first_query, min(first_query + Tile::kBr, args.seqlen_q) - 1, args.seqlen_q, args.seqlen_kv);
       if (first_key < unmasked.begin || first_key + Tile::kBc > unmasked.end) {
         mask_probabilities<Tile>(p_reg, args, first_key + warp_key, first_query + query, lane);
       }
 
       const int pair_offset =
-          (SquareTile<Tile>::offset(warp_key + kernel::fragment_row(0, lane), 0) + kernel::fragment_column(lane)) ^ query;
+          (SquareTile<Tile>::offset(warp_key + kernel::fragment_row(0, lane), 0) + kernel::fragment_column(lane)) ^
+          query;
 #pragma unroll
       for (int i = 0; i < Tile::kQuerySteps; ++i) {
         Operand<Tile> a_reg;
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if constexpr (Tile::kTeam > 1) {
       const int query = (1 - member) * Tile::kWarpQueries;  // the partner's
       const int a_offset = kernel::offset_of_a<SquareTile<Tile>>(warp_key, lane) ^ query;
-#pragma unroll
+#pragma unroll 1
       for (int i = 0; i < Tile::kQuerySteps; ++i) {
         Operand<Tile> a_reg;
         const int rows_offset = column_offset + (query + 16 * i) * Tile::kHeadDim;

@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                                               args.v_strides.seq, keys);
   };
   kernel::load_chunks_async<Tile::kThreads>(shared.q, args.q_row(batch, first_query, head), args.q_strides.seq, rows);
-  kernel::load_chunks_async<Tile::kThreads>(shared.dout, args.dout_row(batch, first_query, head),
-                                            args.dout_strides.seq, rows);
+  kernel::load_chunks_async<Tile::kThreads>(shared.dout, args.dout_row(batch, first_query, head), args.dout_strides.seq,
+                                            rows);
   if (visited.begin < visited.end) start_loading(visited.begin, 0);
   gpu::copy_async_commit();
 
@@ -187,8 +187,7 @@ attention::Traffic q_outer_traffic(const Problem& p) {
   double keys = 0;  // visited, over all tiles of queries
   for (int first_query = 0; first_query < p.seqlen_q; first_query += Tile::kBr) {
     const int tile_rows = std::min(Tile::kBr, p.seqlen_q - first_query);
-    const KeyRange visited =
-        kernel::visited_keys(p.mask, first_query, tile_rows, p.seqlen_q, p.seqlen_kv, Tile::kBc);
+    const KeyRange visited = kernel::visited_keys(p.mask, first_query, tile_rows, p.seqlen_q, p.seqlen_kv, Tile::kBc);
     keys += std::max(0, visited.end - visited.begin);
   }
   return {.loaded = rows * 2 * 2 * p.head_dim + double(Workspace::of(p, false).rows) * 4 * sizeof(RowStatistics) +

@@ -14,7 +14,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <string>
 
 #include "common/attention/cost.hpp"
 #include "common/gpu/barrier.cuh"
@@ -218,9 +217,9 @@ __device__ void add_over_queries(Out<Tile>& out, const Operand<Tile>& a_reg, con
 /// A warp's 32 queries × 32 columns of dQ: the sum over the tile's keys, of all warps' dS. dSᵀ lies by keys, and is
 /// transposed on its way, as V is.
 template <class Tile>
-__device__ void add_over_keys(float (&dq)[Tile::kDqRowTiles][Tile::kDqColumnTiles][4],
-                              const SquareTile<Tile>& ds_smem, const typename BackwardShared<Tile>::KTile& k_smem,
-                              int first_query, int first_column_tile, int lane) {
+__device__ void add_over_keys(float (&dq)[Tile::kDqRowTiles][Tile::kDqColumnTiles][4], const SquareTile<Tile>& ds_smem,
+                              const typename BackwardShared<Tile>::KTile& k_smem, int first_query,
+                              int first_column_tile, int lane) {
   using KTile = typename BackwardShared<Tile>::KTile;
   // Four matrices, as A wants them: (queries, keys) lower and lower, upper and lower, lower and upper, upper and upper.
   const int ds_offset = SquareTile<Tile>::offset(lane / 16 * 8 + lane % 8, first_query / 8 + lane / 8 % 2);
@@ -243,12 +242,6 @@ __device__ void add_over_keys(float (&dq)[Tile::kDqRowTiles][Tile::kDqColumnTile
       }
     }
   }
-}
-
-/// What all kernels of the chapter ask of a problem.
-inline void require(const std::string& name, const Problem& p, std::size_t shared_bytes) {
-  stage::require_16_byte_gradients(name, p);
-  stage::require_shared_memory(name, shared_bytes);
 }
 
 }  // namespace tensor_core_backward

@@ -43,5 +43,6 @@ std::vector<ListedKernel> chapter_05();
 std::vector<ListedKernel> chapter_06();
 std::vector<ListedKernel> chapter_07();
 std::vector<ListedKernel> chapter_08();
+std::vector<ListedKernel> chapter_09();
 
 }  // namespace library

@@ -26,8 +26,8 @@ using stage::Refused;
 const std::vector<ListedKernel>& kernels() {
   static const std::vector<ListedKernel> all = [] {
     std::vector<ListedKernel> list;
-    for (const auto& chapter :
-         {chapter_02(), chapter_03(), chapter_04(), chapter_05(), chapter_06(), chapter_07(), chapter_08()}) {
+    for (const auto& chapter : {chapter_02(), chapter_03(), chapter_04(), chapter_05(), chapter_06(), chapter_07(),
+                                chapter_08(), chapter_09()}) {
       list.insert(list.end(), chapter.begin(), chapter.end());
     }
     return list;

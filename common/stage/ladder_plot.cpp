@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "common/stage/command_line.hpp"
 #include "common/stage/results_markdown.hpp"
@@ -49,10 +50,11 @@ std::string quoted(const std::string& text) {
   return '"' + out + '"';
 }
 
-/// GPU, driver, CUDA and dates, of driver and CUDA every one that there was.
+/// GPU, driver, CUDA and dates: of driver and CUDA every one that there was, of the dates the first and the last.
 std::string where_and_when(const MeasuredMachine& measured) {
   std::string name;
-  std::vector<std::string> drivers, cudas, dates;
+  std::vector<std::string> drivers, cudas;
+  std::set<std::string> dates;
   const auto add = [](std::vector<std::string>& to, const std::string& text) {
     if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(text);
   };
@@ -61,14 +63,15 @@ std::string where_and_when(const MeasuredMachine& measured) {
     name = m.machine.name;
     add(drivers, m.machine.driver);
     add(cudas, m.machine.cuda);
-    add(dates, m.date);
+    dates.insert(m.date);
   }
-  std::sort(dates.begin(), dates.end());
-  return fmt::format("{}, driver {}, CUDA {}; {}", name, join(drivers), join(cudas), join(dates));
+  const std::string until = dates.size() > 1 ? " … " + *dates.rbegin() : "";
+  return fmt::format("{}, driver {}, CUDA {}; {}{}", name, join(drivers), join(cudas), *dates.begin(), until);
 }
 
 Panel make_panel(const MeasuredMachine& measured, const KernelHashes& present, Pass pass) {
   Panel panel;
+  if (measured.chapters.empty()) return panel;
   panel.title = (pass == Pass::forward ? "" : "Backward: ") + where_and_when(measured);
   panel.ceiling = measured_fp32_ceiling(measured).value_or(0) / 1e12;
   for (const MeasuredChapter& chapter : measured.chapters) {

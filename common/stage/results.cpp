@@ -23,8 +23,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kUsage =
     "results merge FOLDER --date DATE --commit COMMIT --hashes FILE [--seen FILE] JSON...\n"
-    "  Collects what chapters wrote with --bench --json on one GPU in FOLDER/<gpu>.json. --seen FILE holds what\n"
-    "  nvidia-smi said about clocks, power and temperature meanwhile.\n"
+    "  Puts what chapters wrote with --bench --json on one GPU into FOLDER/<gpu>.json, in place of what it holds of\n"
+    "  them; its other chapters stay as they are. --seen FILE holds what nvidia-smi said about clocks, power and\n"
+    "  temperature meanwhile.\n"
     "\n"
     "results tables ROOT --hashes FILE [--check]\n"
     "  Writes the tables made of ROOT/docs/results/*.json between the markers in ROOT/README.md and\n"
@@ -90,12 +91,13 @@ int merge(const std::vector<std::string>& words) {
     throw BadArgument(fmt::format("'{}' is no folder; allowed: a folder for the results", folder.string()));
   }
   const std::string seen = arguments.values.contains("--seen") ? read_text(arguments.value("--seen")) : "";
-  std::string name;
-  const std::string text =
+  const MergedResults merged =
       merge_results(folder.string(), {arguments.files.begin() + 1, arguments.files.end()}, arguments.value("--date"),
-                    arguments.value("--commit"), read_hashes(arguments), seen, name);
-  write_atomically((folder / name).string(), text);
-  fmt::print("Wrote {}.\n", (folder / name).string());
+                    arguments.value("--commit"), read_hashes(arguments), seen);
+  const std::string path = (folder / merged.file_name).string();
+  write_atomically(path, merged.text);
+  fmt::print("Wrote {}.\n", path);
+  if (!merged.dropped.empty()) fmt::print("Dropped what is no chapter any more: {}.\n", join(merged.dropped));
   return 0;
 }
 

@@ -110,9 +110,8 @@ KernelHashes parse_hashes(const std::string& text, const std::string& source) {
   return hashes;
 }
 
-std::string merge_results(const std::string& folder, const std::vector<std::string>& paths, const std::string& date,
-                          const std::string& commit, const KernelHashes& hashes, const std::string& seen,
-                          std::string& file_name) {
+MergedResults merge_results(const std::string& folder, const std::vector<std::string>& paths, const std::string& date,
+                            const std::string& commit, const KernelHashes& hashes, const std::string& seen) {
   const auto refuse = [](const std::string& path, const std::string& what) {
     throw BadArgument(fmt::format("'{}' {}; allowed: {}", path, what, kChapterFiles));
   };
@@ -154,20 +153,33 @@ std::string merge_results(const std::string& folder, const std::vector<std::stri
   }
 
   // Of the chapters that are there already, those stay that have not been measured again and still exist.
-  file_name = slug(machine.at("name").get<std::string>()) + ".json";
-  const std::string before = folder + "/" + file_name;
+  const gpu::DeviceInfo gpu = read_machine(machine);
+  MergedResults result{.file_name = slug(gpu.name) + ".json", .text = "", .dropped = {}};
+  const std::string before = folder + "/" + result.file_name;
   if (std::filesystem::exists(before)) {
     read_results(before);  // refuses what is malformed
     const Json object = read_json(before, kResultsFiles);
     for (const Json& chapter : object.at("chapters")) {
+      const gpu::DeviceInfo other = read_machine(chapter.at("machine"));
+      if (other.name != gpu.name || other.multiprocessors != gpu.multiprocessors) {
+        refuse(paths.front(), fmt::format("was measured on {} with {} multiprocessors, but '{}' holds results of {} "
+                                          "with {}: move that file away to begin a new one",
+                                          gpu.name, gpu.multiprocessors, before, other.name, other.multiprocessors));
+      }
       const std::string name = folder_of(chapter.at("chapter"));
-      if (hashes.contains(name)) chapters.insert({{name, read_step(chapter).element_type}, chapter});
+      const ElementType type = read_step(chapter).element_type;
+      if (hashes.contains(name)) {
+        chapters.insert({{name, type}, chapter});
+      } else {
+        result.dropped.push_back(in_type(name, type));
+      }
     }
   }
 
   Json merged = {{"format", kFormat}, {"chapters", Json::array()}};
   for (const auto& [key, chapter] : chapters) merged["chapters"].push_back(chapter);
-  return to_text(merged);
+  result.text = to_text(merged);
+  return result;
 }
 
 MeasuredMachine read_results(const std::string& path) {

@@ -42,17 +42,23 @@ struct MeasuredMachine {
   std::vector<MeasuredChapter> chapters;
 };
 
+/// The new form of a GPU's file.
+struct MergedResults {
+  std::string file_name;  ///< "nvidia-h200.json"
+  std::string text;
+  std::vector<std::string> dropped;  ///< chapters that it held and that have no hash, since they are gone
+};
+
 /// Puts files that chapters wrote with `--bench --json` on one GPU into the GPU's file in `folder`: in place of what it
-/// holds of these chapters, beside the others, which stay as they are.
+/// holds of these chapters, beside the others, which stay as they are. Another driver or CUDA than the others' is
+/// allowed, since each chapter names its own; another number of multiprocessors is another GPU.
 ///
 /// \param seen what the GPU said about its clocks meanwhile, a line a look; kept as it is.
-/// \param[out] file_name of the results of this GPU, "nvidia-h200.json".
-/// \return the new text of that file.
 /// \throws BadArgument for a file that is malformed, of the emulator, not right, of another GPU or of a chapter that
-/// came before in the same element type, for a chapter without a hash, and where the GPU's file cannot be read.
-std::string merge_results(const std::string& folder, const std::vector<std::string>& paths, const std::string& date,
-                          const std::string& commit, const KernelHashes& hashes, const std::string& seen,
-                          std::string& file_name);
+/// came before in the same element type, for a chapter without a hash, and where the GPU's file cannot be read or is of
+/// another GPU whose name gives the same file name.
+MergedResults merge_results(const std::string& folder, const std::vector<std::string>& paths, const std::string& date,
+                            const std::string& commit, const KernelHashes& hashes, const std::string& seen);
 
 /// \throws BadArgument naming the file and what is wrong with it.
 MeasuredMachine read_results(const std::string& path);

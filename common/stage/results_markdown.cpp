@@ -73,17 +73,29 @@ std::string own_table(const Results::Table& table, bool stale) {
   return markdown_table(header, rows);
 }
 
-}  // namespace
+std::string describe_machine(const gpu::DeviceInfo& machine) {
+  return fmt::format("{}, {} multiprocessors at up to {} MHz, driver {}, CUDA {}", machine.name,
+                     machine.multiprocessors, machine.clock_khz / 1000, machine.driver, machine.cuda);
+}
 
-std::string describe(const Measurement& measured) {
+/// "on 2026-11-29, commit `077bb432bf48`"
+std::string describe_time(const Measurement& measured) {
   const auto dash = measured.commit.find('-');
   constexpr std::size_t kShortCommit = 12;
   const std::string commit = measured.commit.substr(0, std::min(dash, kShortCommit)) +
                              (dash == std::string::npos ? "" : measured.commit.substr(dash));
-  const gpu::DeviceInfo& machine = measured.machine;
-  return fmt::format("{}, {} multiprocessors at up to {} MHz, driver {}, CUDA {}; measured on {}, commit `{}`.\n",
-                     machine.name, machine.multiprocessors, machine.clock_khz / 1000, machine.driver, machine.cuda,
-                     measured.date, commit);
+  return fmt::format("on {}, commit `{}`", measured.date, commit);
+}
+
+/// Figures are put in proportion only where these agree; all machines of one file are the same GPU.
+std::string driver_and_cuda(const MeasuredChapter& chapter) {
+  return fmt::format("driver {}, CUDA {}", chapter.measurement.machine.driver, chapter.measurement.machine.cuda);
+}
+
+}  // namespace
+
+std::string describe(const Measurement& measured) {
+  return fmt::format("{}; measured {}.\n", describe_machine(measured.machine), describe_time(measured));
 }
 
 bool is_stale(const MeasuredChapter& chapter, const KernelHashes& present) {
@@ -225,8 +237,11 @@ std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const
   for (const MeasuredMachine& measured : machines) {
     for (const MeasuredChapter& chapter : measured.chapters) {
       if (chapter.folder != folder) continue;
+      MeasuredMachine alike = measured;
+      std::erase_if(alike.chapters,
+                    [&](const auto& other) { return driver_and_cuda(other) != driver_and_cuda(chapter); });
       out += (out.empty() ? "" : "\n") + describe(chapter.measurement) +
-             measured_chapter(chapter, tables, measured_fp32_ceiling(measured), is_stale(chapter, present));
+             measured_chapter(chapter, tables, measured_fp32_ceiling(alike), is_stale(chapter, present));
     }
   }
   return out.empty() ? kNothingYet : out;
@@ -234,18 +249,25 @@ std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const
 
 namespace {
 
-/// Where and when the chapters were measured: a line, or, where they differ, one for each with its chapters.
+/// Where and when the chapters were measured: a line, or, where they differ, one for each with its chapters. What is
+/// the same for all stands above these.
 std::string describe_all(const MeasuredMachine& measured) {
+  const Measurement& first = measured.chapters.front().measurement;
+  const std::string machine = describe_machine(first.machine);
+  const bool one_machine = std::all_of(measured.chapters.begin(), measured.chapters.end(), [&](const auto& chapter) {
+    return describe_machine(chapter.measurement.machine) == machine;
+  });
   std::vector<std::pair<std::string, std::vector<std::string>>> lines;
   for (const MeasuredChapter& chapter : measured.chapters) {
-    const std::string line = describe(chapter.measurement);
+    const Measurement& here = chapter.measurement;
+    const std::string line = one_machine ? describe_time(here) + ".\n" : describe(here);
     auto of_line = std::find_if(lines.begin(), lines.end(), [&](const auto& other) { return other.first == line; });
     if (of_line == lines.end()) of_line = lines.insert(lines.end(), {line, {}});
     const std::string number = chapter.folder.substr(0, chapter.folder.find('_'));
     if (of_line->second.empty() || of_line->second.back() != number) of_line->second.push_back(number);
   }
-  if (lines.size() == 1) return lines.front().first;
-  std::string out;
+  if (lines.size() == 1) return describe(first);
+  std::string out = one_machine ? machine + "; measured:\n\n" : "";
   for (const auto& [line, numbers] : lines) out += "- " + join(numbers) + ": " + line;
   return out + "\n";
 }
@@ -260,6 +282,7 @@ std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const 
     for (const MeasuredChapter& chapter : measured.chapters) {
       const bool stale = is_stale(chapter, present);
       steps.push_back(chapter.step);
+      steps.back().machine = driver_and_cuda(chapter);
       for (Row& row : steps.back().rows) row.kernel = "`" + row.kernel + "`" + (stale ? kStale : "");
       any_stale = any_stale || (stale && !chapter.step.problem.empty());
     }

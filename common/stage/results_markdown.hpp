@@ -29,7 +29,8 @@ Region find_region(const std::string& text, const std::string& name, const std::
 std::string chapter_markdown(const std::vector<MeasuredMachine>& machines, const std::string& folder,
                              const std::vector<std::string>& tables, const KernelHashes& present);
 
-/// The ladder, a table a GPU; of the kernels that go backward a second one.
+/// The ladder, a table a GPU; of the kernels that go backward a second one. Chapters that were measured with another
+/// driver or CUDA are named so in a column of their own, and no ratio or share leads from one to another.
 std::string ladder_markdown(const std::vector<MeasuredMachine>& machines, const KernelHashes& present);
 
 /// A table as GitHub and Doxygen read it; numbers right-aligned, but for the first column, which names the row.

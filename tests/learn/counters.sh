@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks how ./learn profile, count, tables, compare and bench --peers call ncu, gnuplot, Python and the book's programs:
+# Checks how ./learn profile, count, tables, compare and bench call ncu, gnuplot, Python and the book's programs:
 # sh counters.sh PATH_OF_LEARN
 #
 # It works on a copy among empty chapters; the GPU, ncu, gnuplot, cmake and all programs are stand-ins. Nothing is built.
@@ -170,6 +170,48 @@ if [ ! -x /usr/local/cuda/bin/ncu ] && [ ! -d /opt/nvidia/nsight-compute ]; then
 fi
 stand_in "$book/build/emulator-check/chapters/02_naive_gpu" 'echo "naive_gpu: wrong" >&2; exit 1'
 expect 1 'naive_gpu: wrong' count --emulator
+
+# --- bench ------------------------------------------------------------------------------------------------------------
+
+# measures CHAPTER [SCRIPT]: the chapter's program, which says that it ran; then the script.
+measures() {
+  stand_in "$book/build/cuda/chapters/$1" "echo \"run $1 \$2 \$3\" >>'$folder/calls'; ${2:-:}"
+}
+stand_in "$book/build/cuda/common/results" \
+  "case \$1 in plot) : >\"\$6\" ;; merge) shift 10; echo \"merge \$*\" ;; *) echo \"\$1\" ;; esac >>'$folder/calls'"
+# called LINE...: these calls were made, in this order, and no others.
+called() {
+  sed "s|$book/||g" "$folder/calls" >"$folder/were_called"
+  printf '%s\n' "$@" | cmp -s - "$folder/were_called" || {
+    wrong "bench: not the calls '$*', but"
+    cat "$folder/were_called"
+  }
+}
+json=build/cuda/results
+measures 00_first_kernel
+measures 02_naive_gpu
+
+# One chapter alone is measured and merged alone.
+: >"$folder/calls"
+expect 0 '02_naive_gpu took' bench 02
+called "run 02_naive_gpu $json/02_naive_gpu.json --bench" "merge $json/02_naive_gpu.json" tables
+
+# Each is merged before the next one runs; where that one fails, the results of the first are kept.
+: >"$folder/calls"
+expect 0 '02_naive_gpu took' bench
+called "run 00_first_kernel $json/00_first_kernel.json --bench" "merge $json/00_first_kernel.json" \
+  "run 02_naive_gpu $json/02_naive_gpu.json --bench" "merge $json/02_naive_gpu.json" tables
+measures 02_naive_gpu 'echo "naive_gpu: wrong" >&2; exit 1'
+: >"$folder/calls"
+expect 1 'naive_gpu: wrong' bench
+called "run 00_first_kernel $json/00_first_kernel.json --bench" "merge $json/00_first_kernel.json" \
+  "run 02_naive_gpu $json/02_naive_gpu.json --bench"
+
+# What refuses to merge ends the run.
+stand_in "$book/build/cuda/common/results" 'echo "results: refused" >&2; exit 2'
+: >"$folder/calls"
+expect 2 'results: refused' bench
+called "run 00_first_kernel $json/00_first_kernel.json --bench"
 
 # --- compare, bench --peers -------------------------------------------------------------------------------------------
 

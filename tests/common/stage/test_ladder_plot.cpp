@@ -54,7 +54,7 @@ TEST_CASE("The plot has a bar for each right and timed kernel, in the ladder's o
   CHECK_THAT(script, ContainsText("$bars1 << END\n2 5.25 0x4c78a8 \"5.25\"\n3 0.5 0x4c78a8 \"0.500\"\nEND\n"));
   CHECK_THAT(script, ContainsText("set ytics (\"say \\\"three\\\"\" 2, \"step_2\" 3)"));
   CHECK_THAT(script, ContainsText("fp32 ceiling 64.9"));
-  CHECK_THAT(script, ContainsText("NVIDIA Test, driver 1.2, CUDA 13.0; 2001-02-03, 2001-02-04"));
+  CHECK_THAT(script, ContainsText("NVIDIA Test, driver 1.2, CUDA 13.0; 2001-02-03 … 2001-02-04"));
   CHECK_THAT(script, ContainsText("set xrange [0.1:100]"));
   CHECK(!contains(script, "a_peer"));
   CHECK(!contains(script, "a_wrong_one"));
@@ -89,6 +89,7 @@ TEST_CASE("Each GPU has a panel, and what measured nothing has none", "[stage]")
   stage::MeasuredMachine empty = machine();
   empty.chapters.pop_back();
   CHECK(stage::ladder_plot({empty}, present(kHashA)) == "");
+  CHECK(stage::ladder_plot({stage::MeasuredMachine{}}, present(kHashA)) == "");
   CHECK(stage::ladder_plot({}, {}) == "");
 }
 

@@ -137,6 +137,7 @@ TEST_CASE("A chapter measured again leaves the others as they are", "[stage]") {
   REQUIRE(after["chapters"].size() == 2);
   CHECK(after["chapters"][0].dump() == before["chapters"][0].dump());
   CHECK(after["chapters"][1]["commit"] == "cccccccccccc");
+  CHECK(after["chapters"][1]["machine"]["driver"] == "1.3");
   CHECK(after["chapters"][1]["hashes"]["b.hpp"] == kHashB);
 
   // The tables say of each where it is from.
@@ -148,13 +149,101 @@ TEST_CASE("A chapter measured again leaves the others as they are", "[stage]") {
              ContainsText("driver 1.3, CUDA 13.0; measured on 2001-02-03, commit `cccccccccccc`"));
   CHECK(!contains(book.ladder(), "tale"));
 
-  // A chapter that is gone takes its results with it; a file that cannot be read is left alone.
+  // A chapter that is gone takes its results with it, and that is said.
   write(book.file("hashes"), kHashA + "  chapters/02_second/b.hpp\n");
-  REQUIRE(book.merge({"2.json"}).code == 0);
+  const Outcome outcome = book.merge({"2.json"});
+  REQUIRE(outcome.code == 0);
+  CHECK_THAT(outcome.out, ContainsText("Dropped what is no chapter any more: 00_first.\n"));
   CHECK(nlohmann::json::parse(read(path))["chapters"].size() == 1);
-  write(path, "{\"format\": 1}");
-  check_refused(book.merge({"2.json"}), "its format is another than this program reads");
-  CHECK(read(path) == "{\"format\": 1}");
+  CHECK(!contains(book.merge({"2.json"}).out, "Dropped"));
+}
+
+TEST_CASE("Merging changes no byte of the chapters that are not measured", "[stage]") {
+  const Book book;
+  const std::string path = book.file("docs/results/nvidia-test-9000.json");
+  stage::Results third = measured("03", "third", 1e-3 / 3);  // figures whose shortest decimals are long
+  third.rows[0].error = 8.182403511963308e-08;
+  third.rows[0].samples = {0.0011912960000000001, 5e-324, 1.7976931348623157e308};
+  write(book.file("3.json"), stage::to_json(third));
+  write(book.file("hashes"), read(book.file("hashes")) + kHashA + "  chapters/03_third/c.cuh\n");
+  write(book.file("seen"), "before: clocks.sm: 345 MHz\n");
+  REQUIRE(book.merge({"0.json", "2.json", "3.json", "--seen", book.file("seen")}, "aaaaaaaaaaaa").code == 0);
+  const std::string before = read(path);
+
+  // The same chapter under another commit: only that line of its entry, the second of three, is another.
+  REQUIRE(book.merge({"2.json", "--seen", book.file("seen")}, "cccccccccccc").code == 0);
+  std::string wanted = before;
+  const std::size_t second = wanted.find("aaaaaaaaaaaa\"", wanted.find("\"number\": \"02\""));
+  REQUIRE(second < wanted.find("\"number\": \"03\""));
+  CHECK(read(path) == wanted.replace(second, 12, "cccccccccccc"));
+}
+
+TEST_CASE("A GPU's file that cannot be read or is of another GPU is left as it is", "[stage]") {
+  const Book book;
+  const std::string path = book.file("docs/results/nvidia-test-9000.json");
+  const auto check_left = [&](const std::string& text, const std::string& sentence) {
+    CAPTURE(text.substr(0, 100));
+    write(path, text);
+    check_refused(book.merge({"2.json"}), sentence);
+    CHECK(read(path) == text);
+  };
+  check_left("{\"format\": 2, \"chapters\": [", "nvidia-test-9000.json' holds no results");
+  check_left("", "nvidia-test-9000.json' holds no results");
+  check_left("{\"format\": 1}", "its format is another than this program reads");
+  check_left("{\"format\": 2, \"chapters\": {}}", "its chapters are no list");
+
+  std::filesystem::remove(path);
+  REQUIRE(book.merge({"0.json"}).code == 0);
+  auto json = nlohmann::ordered_json::parse(read(path));
+  for (const char* key : {"date", "commit", "hashes", "machine", "rows"}) {
+    auto without = json;
+    without["chapters"][0].erase(key);
+    check_left(without.dump(), "nvidia-test-9000.json' holds no results");
+  }
+  json["chapters"][0]["machine"]["multiprocessors"] = 8;
+  check_left(json.dump(), "with 7 multiprocessors, but '");
+  json["chapters"][0]["machine"]["multiprocessors"] = 7;
+  json["chapters"][0]["machine"]["name"] = "NVIDIA Test 9000";  // the same file name
+  check_left(json.dump(), "holds results of NVIDIA Test 9000 with 7: move that file away");
+}
+
+TEST_CASE("The ladder's head says what is the same for all chapters once", "[stage]") {
+  const Book book;
+  REQUIRE(book.merge({"0.json"}, "aaaaaaaaaaaa").code == 0);
+  REQUIRE(book.merge({"2.json"}, "bbbbbbbbbbbb").code == 0);
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(
+      book.ladder(),
+      ContainsText("\nNVIDIA Test (9000), 7 multiprocessors at up to 1500 MHz, driver 1.2, CUDA 13.0; measured:\n\n"
+                   "- 00: on 2001-02-03, commit `aaaaaaaaaaaa`.\n- 02: on 2001-02-03, commit `bbbbbbbbbbbb`.\n\n"
+                   "A ratio stands"));
+}
+
+TEST_CASE("Results of another driver or CUDA are not set in proportion", "[stage]") {
+  const Book book;
+  stage::Results ceilings = measured("00", "first", 1e-3);
+  ceilings.figures = {{"fp32_flops_per_second", 2.5e12}};
+  write(book.file("0.json"), stage::to_json(ceilings));
+  REQUIRE(book.merge({"0.json", "2.json"}).code == 0);
+  REQUIRE(book.tables().code == 0);
+  CHECK_THAT(book.ladder(), ContainsText("| 2.00x |"));
+  CHECK_THAT(book.ladder(), ContainsText("| 80.0 % |"));
+  CHECK_THAT(book.chapter("02_second"), ContainsText("of measured fp32 ceiling"));
+  CHECK(!contains(book.ladder(), "| machine |"));
+
+  for (const bool driver : {true, false}) {
+    CAPTURE(driver);
+    stage::Results other = measured("02", "second", 5e-4);
+    (driver ? other.machine.driver : other.machine.cuda) = "13.1";
+    write(book.file("2.json"), stage::to_json(other));
+    REQUIRE(book.merge({"2.json"}).code == 0);
+    REQUIRE(book.tables().code == 0);
+    CHECK(!contains(book.ladder(), "2.00x"));
+    CHECK(!contains(book.ladder(), "80.0 %"));
+    CHECK_THAT(book.ladder(), ContainsText("| driver 1.2, CUDA 13.0 |"));
+    CHECK_THAT(book.ladder(), ContainsText(driver ? "| driver 13.1, CUDA 13.0 |" : "| driver 1.2, CUDA 13.1 |"));
+    CHECK(!contains(book.chapter("02_second"), "of measured fp32 ceiling"));
+  }
 }
 
 TEST_CASE("What is no measurement is not merged", "[stage]") {

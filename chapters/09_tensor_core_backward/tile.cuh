@@ -57,8 +57,8 @@ struct BackwardTile {
   static_assert(kBr * kHeadDim == kWarps * 32 * 32, "the warps divide dQ");
 };
 
-/// A query's LSE, times log₂ e, and its D. A row that does not exist, or sees nothing, has an LSE of +∞: 2^(S − ∞) is
-/// 0, whatever S is, and no tile has to be masked for it.
+/// A query's LSE, times log₂ e, and its D. A row past the end of Q has an LSE of +∞: 2^(S − ∞) is 0, whatever S is, and
+/// its tile need not be masked. So has one that sees nothing, whose −∞ would give infinities for the mask to take away.
 struct alignas(8) RowStatistics {
   float lse_log2, d;
 };

@@ -1,5 +1,6 @@
 #include "common/attention/inputs.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -28,6 +29,12 @@ class Generator {
  public:
   Generator(std::uint64_t seed, Stream stream)
       : engine_(seed ^ (0x9E3779B97F4A7C15u * static_cast<std::uint64_t>(stream))) {}
+
+  /// Passes over this many uniforms.
+  void skip(std::int64_t uniforms) {
+    engine_.discard(static_cast<unsigned long long>(uniforms));
+    has_spare_ = false;
+  }
 
   /// Uniform in [0, 1).
   double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
@@ -79,6 +86,32 @@ std::vector<float> fill(std::int64_t elements, const Strides& strides, const Pro
   return array;
 }
 
+/// An array as `fill` makes it, of normals around kMean. The largest problems have 10⁸ of them, so that pieces of the
+/// array are made side by side; each passes over the numbers of those before it, and all get the numbers that one
+/// generator would have given them.
+std::vector<float> normals(std::uint64_t seed, Stream stream, std::int64_t elements, const Strides& strides,
+                           const Problem& p, int seqlen, int heads) {
+  constexpr std::int64_t kElementsPerPiece = std::int64_t{1} << 21;
+  std::vector<float> array(static_cast<std::size_t>(elements), std::numeric_limits<float>::quiet_NaN());
+  const std::int64_t rows = std::int64_t{p.batch} * seqlen * heads;
+  // An even number, so that a piece starts with a pair of normals: as many as uniforms.
+  const std::int64_t rows_per_piece = std::max<std::int64_t>(2, kElementsPerPiece / p.head_dim / 2 * 2);
+  in_parallel((rows + rows_per_piece - 1) / rows_per_piece, [&](std::int64_t piece) {
+    const std::int64_t first = piece * rows_per_piece, end = std::min(rows, first + rows_per_piece);
+    Generator random(seed, stream);
+    random.skip(first * p.head_dim);
+    for (std::int64_t row = first; row < end; ++row) {
+      const int head = static_cast<int>(row % heads);
+      const int position = static_cast<int>(row / heads % seqlen);
+      float* to = array.data() + strides.offset(static_cast<int>(row / heads / seqlen), position, head);
+      for (int c = 0; c < p.head_dim; ++c) {
+        to[c] = rounded(static_cast<float>(kMean + random.normal()), p.element_type);
+      }
+    }
+  });
+  return array;
+}
+
 }  // namespace
 
 std::string name(InputKind kind) {
@@ -101,13 +134,16 @@ std::string name(InputKind kind) {
 
 Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
   p.validate();
-  Generator random_q(seed, Stream::q), random_k(seed, Stream::k), random_v(seed, Stream::v);
-  const auto normal_row = [](Generator& random) {
-    return [&random](int) { return [&random](int) { return kMean + random.normal(); }; };
-  };
+  Generator random_q(seed, Stream::q), random_k(seed, Stream::k);
   const auto make_q = [&](auto row) { return fill(p.elements_q(), p.strides_q(), p, p.seqlen_q, p.heads_q, row); };
   const auto make_k = [&](auto row) { return fill(p.elements_k(), p.strides_k(), p, p.seqlen_kv, p.heads_kv, row); };
   const auto make_v = [&](auto row) { return fill(p.elements_v(), p.strides_v(), p, p.seqlen_kv, p.heads_kv, row); };
+  const auto normal_q = [&] {
+    return normals(seed, Stream::q, p.elements_q(), p.strides_q(), p, p.seqlen_q, p.heads_q);
+  };
+  const auto normal_k = [&] {
+    return normals(seed, Stream::k, p.elements_k(), p.strides_k(), p, p.seqlen_kv, p.heads_kv);
+  };
 
   // In the steered kinds every element of Q lies in (0.5, 1.5), so that adding x / (scale · head_dim) to all elements
   // of a key adds about x to its scaled scores. With a scale of 0 all scores are 0, and 1 stands in for it.
@@ -119,16 +155,10 @@ Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
 
   Inputs inputs;
   switch (kind) {
-    case InputKind::normal:  // also of the largest problems: each array on a core of its own
-      in_parallel(3, [&](std::int64_t array) {
-        if (array == 0) inputs.q = make_q(normal_row(random_q));
-        if (array == 1) inputs.k = make_k(normal_row(random_k));
-        if (array == 2) inputs.v = make_v(normal_row(random_v));
-      });
-      return inputs;
+    case InputKind::normal:
     case InputKind::one_hot_v:
-      inputs.q = make_q(normal_row(random_q));
-      inputs.k = make_k(normal_row(random_k));
+      inputs.q = normal_q();
+      inputs.k = normal_k();
       break;
     case InputKind::rising_scores:
     case InputKind::falling_scores: {
@@ -164,21 +194,19 @@ Inputs make_inputs(const Problem& p, InputKind kind, std::uint64_t seed) {
     }
     case InputKind::constant_scores:
       inputs.q = make_q([](int) { return [](int) { return 0.0; }; });
-      inputs.k = make_k(normal_row(random_k));
+      inputs.k = normal_k();
       break;
   }
   if (kind == InputKind::one_hot_v)
     inputs.v = make_v([&](int key) { return [&, key](int c) { return c == key % p.head_dim ? 1.0 : 0.0; }; });
   else
-    inputs.v = make_v(normal_row(random_v));
+    inputs.v = normals(seed, Stream::v, p.elements_v(), p.strides_v(), p, p.seqlen_kv, p.heads_kv);
   return inputs;
 }
 
 std::vector<float> make_output_gradient(const Problem& p, std::uint64_t seed) {
   p.validate();
-  Generator random(seed, Stream::output_gradient);
-  return fill(p.elements_dout(), p.strides_dout(), p, p.seqlen_q, p.heads_q,
-              [&](int) { return [&](int) { return kMean + random.normal(); }; });
+  return normals(seed, Stream::output_gradient, p.elements_dout(), p.strides_dout(), p, p.seqlen_q, p.heads_q);
 }
 
 }  // namespace attention

@@ -31,7 +31,7 @@ std::vector<std::size_t> round_order(std::size_t count);
 
 /// Rounds that each kernel takes part in, by the seconds of one launch.
 ///
-/// At least 20, and up to 100, the same for all, while none of them takes more than a second in all. A kernel that
+/// At least 20, and up to 100, the same for all, while none of them takes more than half a second in all. A kernel that
 /// takes more than half a second a launch takes part in the first rounds only: as many as fit in 20 seconds, but 3.
 std::vector<std::size_t> plan_rounds(const std::vector<double>& seconds_per_launch);
 

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "common/attention/reference.hpp"
 #include "tests/catch.hpp"
@@ -44,6 +45,19 @@ void for_each_row_of_scores(const Problem& p, const Inputs& in, Visit visit) {
 }
 
 }  // namespace
+
+TEST_CASE("large inputs hold the numbers of one sequence, however they are shared out") {
+  // Dense arrays of one size hold the same numbers whatever their rows are; pieces of work end where rows do.
+  const auto flat = [](int seqlen, int head_dim) {
+    const Problem p{.heads_q = 10, .heads_kv = 10, .seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim = head_dim};
+    return std::pair(make_inputs(p, InputKind::normal, 3), attention::make_output_gradient(p, 3));
+  };
+  const auto [in, dout] = flat(4 * 7 * 3 * 11, 509 * 2);  // 9.4 million, in rows that no power of two is a multiple of
+  const auto [other, other_dout] = flat(4 * 7 * 11 * 2 * 509, 3);
+  CHECK((in.q == other.q && in.k == other.k && in.v == other.v));
+  CHECK(dout == other_dout);
+  CHECK(std::abs(mean(in.q) - 0.3) < 0.002);
+}
 
 TEST_CASE("inputs are the same on every machine") {
   const Problem p{.seqlen_q = 2, .seqlen_kv = 2, .head_dim = 2};

@@ -75,7 +75,7 @@ TEST_CASE("Rounds: 20 or more for all, fewer for very long launches", "[stage]")
   using Plan = std::vector<std::size_t>;
   CHECK(stage::plan_rounds({}).empty());
   CHECK(stage::plan_rounds({1e-6, 1e-4}) == Plan{100, 100});
-  CHECK(stage::plan_rounds({1e-6, 0.01}) == Plan{50, 50});
+  CHECK(stage::plan_rounds({1e-6, 0.01}) == Plan{25, 25});
   CHECK(stage::plan_rounds({1e-6, 0.1, 0.5}) == Plan{20, 20, 20});
   CHECK(stage::plan_rounds({1e-6, 1.0, 2.5, 60.0}) == Plan{20, 10, 4, 3});
   CHECK(stage::plan_rounds({0.0}) == Plan{100});

@@ -133,9 +133,10 @@ class Trial : public Expectations {
             for (int c = 0; c < p.head_dim; ++c) {
               const std::size_t before = failures.size();
               const double value = right(b, i, h, c);
-              near(actual(b, i, h, c), value, (tolerance + rounding) * std::abs(value),
-                   p.describe() + ": " + array + " of batch " + std::to_string(b) + ", row " + std::to_string(i) +
-                       ", head " + std::to_string(h) + ", column " + std::to_string(c));
+              near(actual(b, i, h, c), value, (tolerance + rounding) * std::abs(value), [&] {
+                return p.describe() + ": " + array + " of batch " + std::to_string(b) + ", row " + std::to_string(i) +
+                       ", head " + std::to_string(h) + ", column " + std::to_string(c);
+              });
               if (failures.size() > before) return;  // the first is enough of an array
             }
     };

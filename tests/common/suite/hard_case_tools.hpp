@@ -8,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/attention/inputs.hpp"
@@ -140,10 +141,18 @@ class Expectations {
     if (!holds) failures.push_back(prefix_ + ": " + sentence);
   }
 
-  void near(double actual, double expected, double tolerance, const std::string& what) {
+  /// \param what names the value, or is a function that does: for values by the million, whose names take long.
+  template <class What>
+  void near(double actual, double expected, double tolerance, const What& what) {
     // Written so that a NaN fails.
     if (actual == expected || std::abs(actual - expected) <= tolerance) return;
-    expect(false, what + " is " + std::to_string(actual) + ", right is " + std::to_string(expected));
+    std::string name;
+    if constexpr (std::is_invocable_v<What>) {
+      name = what();
+    } else {
+      name = what;
+    }
+    expect(false, name + " is " + std::to_string(actual) + ", right is " + std::to_string(expected));
   }
 
   Failures failures;

@@ -281,7 +281,7 @@ void blocks_65536(Trial& trial) {
     for (int b = 0; b < p.batch; ++b)
       for (int h = 0; h < p.heads_q; ++h) {
         trial.near(run->o(b, 0, h, 15), b % values + 1.5, 1e-3,
-                   p.describe() + ": O of batch " + std::to_string(b) + ", head " + std::to_string(h));
+                   [&] { return p.describe() + ": O of batch " + std::to_string(b) + ", head " + std::to_string(h); });
         if (!trial.failures.empty()) return;
       }
   };

@@ -6,6 +6,7 @@ a kernel may be off: twice what plain attention in the same element type is off,
 and rounds P, dS and the results, plus 2 ulps. Rows are the last two axes, [..., rows, head_dim], heads in front.
 """
 
+import copy
 import math
 
 import torch
@@ -154,79 +155,91 @@ class Backward:
     """
 
     def __init__(self, q, k, v, dout, seen, scale, element, dlse=None):
-        heads, group_of = q.shape[-3], k.shape
+        heads = q.shape[-3]
+        self.element, self.seen, self.scale = element, seen, scale
+        self.kv_heads = k.shape[-3]
         as_double = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        dout64 = dout.double()
         o, lse = reference_forward(
             as_double[0], over_heads(as_double[1], heads), over_heads(as_double[2], heads), seen, scale
         )
-        self.o, self.lse = o.detach().to(TYPES[element]), lse.detach().float()
-        dlse64 = torch.zeros_like(lse) if dlse is None else dlse.double()
-        # D = rowsum(dO∘O) - dLSE of the O that the kernel is given, which is rounded: what rounding changes of the
-        # sum comes in by way of dLSE.
-        given = dlse64
-        if element != "fp32":
-            given = dlse64 - (dout64 * (self.o.double() - o.detach())).sum(dim=-1)
-        finite = torch.isfinite(lse.detach())
-        loss = (o * dout64).sum() + torch.where(finite, lse, 0.0)[finite].mul(given[finite]).sum()
-        self.reference = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(loss, as_double)))
-        with torch.no_grad():
-            self._measure(q, k, v, dout, seen, scale, element, dlse64, o.detach(), lse.detach(), group_of)
-
-    def _measure(self, q, k, v, dout, seen, scale, element, dlse, o, lse, group_of):
-        heads = q.shape[-3]
-
-        def to_kv_heads(x):  # [..., heads_q, keys, n] -> sums over each group
-            shape = x.shape[:-3] + (group_of[-3], heads // group_of[-3]) + x.shape[-2:]
-            return x.reshape(shape).sum(dim=-3)
-
+        self.exact_o, self.exact_lse = o.detach(), lse.detach()
+        self.o, self.lse = self.exact_o.to(TYPES[element]), self.exact_lse.float()
+        finite = torch.isfinite(self.exact_lse)
+        self.dlse = torch.zeros_like(self.exact_lse) if dlse is None else dlse.double()
+        loss = (o * dout.double()).sum() + torch.where(finite, lse, 0.0)[finite].mul(self.dlse[finite]).sum()
+        self.exact = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(loss, as_double)))
         kh, vh = over_heads(k, heads), over_heads(v, heads)
-        q64, k64, v64, dout64 = (x.double() for x in (q, kh, vh, dout))
+        self.tensors = (q, kh, vh, dout)
+        with torch.no_grad():
+            self._take(self.o)
+            plain = [
+                self.error(self._plain(q, kh, vh, dout, seen, scale, element, self.dlse, self._to_kv_heads, folded))
+                for folded in (False, True)
+            ]
+        self.plain = {name: max(form[name] for form in plain) for name in plain[0]}
+        ulps = 2 * ULP[element] * (self.exponent if element == "fp32" else 1.0)
+        self.allowed = {name: 2 * self.plain[name] + ulps for name in self.plain}
+
+    def given(self, o):
+        """The same for a kernel that is given another O, by a forward whose P were rounded. It is off by an ulp here
+        and there, and D = rowsum(dO∘O) with it: in a row of few keys, where dS can be next to nothing, that is all."""
+        other = copy.copy(self)
+        with torch.no_grad():
+            other._take(o)
+        return other
+
+    def _to_kv_heads(self, x):
+        """[..., heads_q, keys, n] -> sums over each group."""
+        group = x.shape[-3] // self.kv_heads
+        return x.reshape(x.shape[:-3] + (self.kv_heads, group) + x.shape[-2:]).sum(dim=-3)
+
+    def _take(self, o):
+        """The reference with the D of this O, and what errors are measured against."""
+        element, seen, scale = self.element, self.seen, self.scale
+        q64, k64, v64, dout64 = (x.double() for x in self.tensors)
         scores = q64 @ k64.transpose(-1, -2) * scale
-        safe_lse = torch.where(torch.isfinite(lse), lse, 0.0)
+        safe_lse = torch.where(torch.isfinite(self.exact_lse), self.exact_lse, 0.0)
         p = torch.exp(scores - safe_lse[..., None]).masked_fill(~seen, 0.0)
-        stored = o if element == "fp32" else self.o.double()
-        d = (dout64 * stored).sum(dim=-1) - dlse
+        d = (dout64 * (self.exact_o if element == "fp32" else o.double())).sum(dim=-1) - self.dlse
         ds = p * (dout64 @ v64.transpose(-1, -2) - d[..., None])
+
+        self.reference = dict(self.exact)
+        if element != "fp32":  # to which the reference does not round
+            more_d = (dout64 * (o.double() - self.exact_o)).sum(dim=-1)[..., None]
+            self.reference["dq"] = self.exact["dq"] - scale * more_d * (p @ k64)
+            self.reference["dk"] = self.exact["dk"] - scale * self._to_kv_heads(p.transpose(-1, -2) @ (more_d * q64))
 
         # The same sums with the absolute value of every term: what rounding may cost is measured against that.
         raised = torch.where(seen, p + LEAST_EXACT_P, 0.0)
-        d_size = (dout64.abs() * o.abs()).sum(dim=-1) + dlse.abs()
+        d_size = (dout64.abs() * self.exact_o.abs()).sum(dim=-1) + self.dlse.abs()
         ds_size = raised * (dout64.abs() @ v64.abs().transpose(-1, -2) + d_size[..., None])
         terms = {
             "dq": abs(scale) * norm(ds_size @ k64.abs()),
-            "dk": abs(scale) * norm(to_kv_heads(ds_size.transpose(-1, -2) @ q64.abs())),
-            "dv": norm(to_kv_heads(raised.transpose(-1, -2) @ dout64.abs())),
+            "dk": abs(scale) * norm(self._to_kv_heads(ds_size.transpose(-1, -2) @ q64.abs())),
+            "dv": norm(self._to_kv_heads(raised.transpose(-1, -2) @ dout64.abs())),
         }
-        longest = float(norm(q64).max() * norm(k64).max()) if q.numel() and k.numel() else 0.0
-        most_lse = float(safe_lse.abs().max()) if lse.numel() else 0.0
-        exponent = max(1.0, most_lse, abs(scale) * longest)
-
+        longest = float(norm(q64).max() * norm(k64).max()) if q64.numel() and k64.numel() else 0.0
+        most_lse = float(safe_lse.abs().max()) if safe_lse.numel() else 0.0
+        self.exponent = max(1.0, most_lse, abs(scale) * longest)
         if element == "fp32":
             self.magnitudes = terms
-        else:
-            least = LEAST_NORMAL[element]
-            p2 = torch.where(seen, p.clamp(min=least), 0.0) ** 2
-            ds2 = torch.where(seen, ds.abs().clamp(min=least), 0.0) ** 2
-            rounded_terms = {
-                "dq": abs(scale) * (ds2 @ (norm(k64) ** 2)[..., None])[..., 0].sqrt(),
-                "dk": abs(scale) * to_kv_heads(ds2.transpose(-1, -2) @ (norm(q64) ** 2)[..., None])[..., 0].sqrt(),
-                "dv": to_kv_heads(p2.transpose(-1, -2) @ (norm(dout64) ** 2)[..., None])[..., 0].sqrt(),
-            }
-            self.magnitudes = {}
-            for name, reference in self.reference.items():
-                floor = math.sqrt(q.shape[-1]) * least
-                size = torch.maximum(norm(reference), rounded_terms[name]).clamp(min=floor)
-                size = size + exponent * (ULP["fp32"] / ULP[element]) * terms[name]
-                self.magnitudes[name] = torch.where(terms[name] > 0, size, 0.0)
+            return
 
-        plain = [
-            self.error(self._plain(q, kh, vh, dout, seen, scale, element, dlse, to_kv_heads, folded))
-            for folded in (False, True)
-        ]
-        self.plain = {name: max(form[name] for form in plain) for name in plain[0]}
-        ulps = 2 * ULP[element] * (exponent if element == "fp32" else 1.0)
-        self.allowed = {name: 2 * self.plain[name] + ulps for name in self.plain}
+        least = LEAST_NORMAL[element]
+        p2 = torch.where(seen, p.clamp(min=least), 0.0) ** 2
+        ds2 = torch.where(seen, ds.abs().clamp(min=least), 0.0) ** 2
+        q2, k2, dout2 = ((norm(x) ** 2)[..., None] for x in (q64, k64, dout64))
+        rounded_terms = {
+            "dq": abs(scale) * (ds2 @ k2)[..., 0].sqrt(),
+            "dk": abs(scale) * self._to_kv_heads(ds2.transpose(-1, -2) @ q2)[..., 0].sqrt(),
+            "dv": self._to_kv_heads(p2.transpose(-1, -2) @ dout2)[..., 0].sqrt(),
+        }
+        self.magnitudes = {}
+        for name, reference in self.reference.items():
+            floor = math.sqrt(q64.shape[-1]) * least
+            size = torch.maximum(norm(reference), rounded_terms[name]).clamp(min=floor)
+            size = size + self.exponent * (ULP["fp32"] / ULP[element]) * terms[name]
+            self.magnitudes[name] = torch.where(terms[name] > 0, size, 0.0)
 
     def _plain(self, q, k, v, dout, seen, scale, element, dlse, to_kv_heads, folded):
         q, k, v, dout = (x.float() for x in (q, k, v, dout))

@@ -177,7 +177,7 @@ def compare(torch, accuracy, library, kernels):
         "is that which takes\nthe largest share of what the accuracy rule allows it.\n"
     )
     print(
-        f"{'chapter':<21} {'kernel':<17} {'pass':<8} {'type':<4} {'shapes':>6}  {'worst error':<23} "
+        f"{'chapter':<23} {'kernel':<17} {'pass':<8} {'type':<4} {'shapes':>6}  {'worst error':<23} "
         f"{'share':>5}  verdict"
     )
     cases = {}
@@ -214,7 +214,7 @@ def compare(torch, accuracy, library, kernels):
                 verdict = f"WRONG: {worst[2].describe()}"
             wrong += verdict != "right"
             print(
-                f"{kernel.chapter:<21} {kernel.name:<17} {kernel.direction:<8} {element:<4} {tried:>6}  {worst[1]:<23} "
+                f"{kernel.chapter:<23} {kernel.name:<17} {kernel.direction:<8} {element:<4} {tried:>6}  {worst[1]:<23} "
                 f"{worst[0]:>5.2f}  {verdict}",
                 flush=True,
             )

@@ -114,10 +114,13 @@ class Cell:
 
 
 class Contender:
-    """Something to be checked and timed: launch(copy) queues it, results() is what the last launch gave."""
+    """Something to be checked and timed: launch(copy) queues it, results() is what the last launch gave.
 
-    def __init__(self, name, chapter, launch, results):
-        self.name, self.chapter, self.launch, self.results = name, chapter, launch, results
+    A backward's `o` is the O of the first copy that it is given, [batch, seqlen, heads, head_dim].
+    """
+
+    def __init__(self, name, chapter, launch, results, o=None):
+        self.name, self.chapter, self.launch, self.results, self.o = name, chapter, launch, results, o
         self.error, self.share, self.samples = {}, None, []
 
     def label(self):
@@ -162,7 +165,7 @@ def peer_backward(torch, backend, cell, dout):
         o, leaves = graphs[copy]
         kept.update(zip(("dq", "dk", "dv"), torch.autograd.grad(o, leaves, dout.transpose(1, 2), retain_graph=True)))
 
-    return Contender(backend, None, launch, lambda: dict(kept))
+    return Contender(backend, None, launch, lambda: dict(kept), graphs[0][0].detach().transpose(1, 2))
 
 
 def book_contender(torch, library, kernel, cell, device, results, given=None):
@@ -180,7 +183,8 @@ def book_contender(torch, library, kernel, cell, device, results, given=None):
     calls[0].kept = (workspace, given)  # as long as the calls, which know only where they are
     for call in calls:
         call.prepare()
-    return Contender(kernel.name, kernel.chapter, lambda copy: calls[copy].run(), lambda: results)
+    o = given[0]["o"] if given else None
+    return Contender(kernel.name, kernel.chapter, lambda copy: calls[copy].run(), lambda: results, o)
 
 
 def forward_contenders(torch, library, cell, device, skipped):
@@ -249,7 +253,8 @@ def forward_judge(torch, accuracy, cell, device):
     scale = float(torch.tensor(cell.head_dim**-0.5, dtype=torch.float32))
     yardstick = accuracy.Forward(q[:, :, rows], k, v, seen, scale, cell.element)
 
-    def judge(results):
+    def judge(contender):
+        results = contender.results()
         lse = results["lse"][:, :, rows] if "lse" in results else None
         error = yardstick.error(results["o"].transpose(1, 2)[:, :, rows], lse)
         everywhere = all(bool(torch.isfinite(x).all()) for x in results.values())
@@ -274,9 +279,11 @@ def backward_judge(torch, accuracy, cell, device, dout):
         for b, h in chosen
     ]
 
-    def judge(results):
+    def judge(contender):
+        results = contender.results()
         worst, share = {}, 0.0
-        for (b, h), yardstick in zip(chosen, yardsticks):
+        for (b, h), of_any in zip(chosen, yardsticks):
+            yardstick = of_any.given(head(contender.o, b, h))
             error = yardstick.error({name: head(results[name], b, h) for name in ("dq", "dk", "dv")})
             worst = {name: max(error[name], worst.get(name, 0.0)) for name in error}
             share = max(share, yardstick.ratio(error))
@@ -373,7 +380,7 @@ def measure_cell(torch, accuracy, library, cell, direction, device, timer, round
             contender.launch(0)
             library.synchronize()
             timer.synchronize()
-            contender.error, contender.share = judge(contender.results())
+            contender.error, contender.share = judge(contender)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if contender.chapter or isinstance(error, book.Failed):
                 raise book.Failed(f"{contender.label()} failed: {one_line(error)}") from error

@@ -179,16 +179,18 @@ class TestLibrary(unittest.TestCase):
         p.right = book.UNLIMITED
         self.check_forward(kernel("07_tensor_cores"), p, 0.03)
 
-    def test_backward_in_fp32(self):
-        p = book.Problem("fp32", 1, 2, 1, 6, 10, 32, right=0)
+    def check_backward(self, chapter, p, tolerance):
+        """All of the chapter's backward kernels."""
+        rounding = round_bf16 if p.element == "bf16" else lambda x: x
         values = inputs(p)
-        values["dout"] = numbers(elements(p, "o"), "fp32", 7)
+        values["dout"] = numbers(elements(p, "o"), p.element, 7)
         values["dlse"] = numbers(p.heads_q * p.seqlen_q, "fp32", 8)
         values["o"], values["lse"] = [0.0] * elements(p, "o"), [0.0] * (p.heads_q * p.seqlen_q)
         want = {name: [0.0] * elements(p, name) for name in ("dq", "dk", "dv")}
         for head in range(p.heads_q):
             for i in range(p.seqlen_q):
                 keys, weights, o, lse = attend(p, values["q"], values["k"], values["v"], 0, head, i)
+                o = [rounding(x) for x in o]
                 values["lse"][head * p.seqlen_q + i] = lse
                 begin = (i * p.heads_q + head) * p.head_dim
                 values["o"][begin : begin + p.head_dim] = o
@@ -202,13 +204,26 @@ class TestLibrary(unittest.TestCase):
                         want["dq"][begin + x] += ds * k[x]
                         want["dk"][j * p.head_dim + x] += ds * q[x]
                         want["dv"][j * p.head_dim + x] += weight * dout[x]
-        for chosen in [k for k in LIBRARY.kernels if k.direction == "backward"]:
-            arrays = {name: DeviceArray("fp32", x) for name, x in values.items()}
-            arrays.update({name: DeviceArray("fp32", size=len(x)) for name, x in want.items()})
+        kernels = [k for k in LIBRARY.kernels if k.direction == "backward" and k.chapter == chapter]
+        self.assertTrue(kernels)
+        for chosen in kernels:
+            arrays = {
+                name: DeviceArray("fp32" if name in ("lse", "dlse") else p.element, x) for name, x in values.items()
+            }
+            arrays.update({name: DeviceArray(p.element, size=len(x)) for name, x in want.items()})
             run(chosen, p, arrays)
             for name, gradient in want.items():
                 for i, (x, y) in enumerate(zip(arrays[name].read(), gradient)):
-                    self.assertTrue(abs(x - y) <= 2e-5, f"{chosen.name}: {name}[{i}] is {x}, not {y}")
+                    allowed = tolerance * max(1, abs(y))
+                    self.assertTrue(abs(x - y) <= allowed, f"{chosen.name}: {name}[{i}] is {x}, not {y}")
+
+    def test_backward_in_fp32(self):
+        p = book.Problem("fp32", 1, 2, 1, 6, 10, 32, right=0)
+        self.check_backward("06_recompute_backward", p, 2e-5)
+
+    def test_backward_in_bf16(self):
+        p = book.Problem("bf16", 1, 2, 1, 6, 10, 64, right=0)
+        self.check_backward("09_tensor_core_backward", p, 0.05)
 
     def refused(self, words, call):
         with self.assertRaises(book.Refused) as caught:

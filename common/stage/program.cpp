@@ -23,6 +23,12 @@
 namespace stage {
 namespace {
 
+/// \throws std::runtime_error if something that was printed has not arrived: a full disk, a closed output. What failed
+/// once leaves nothing to be flushed, but stays known.
+void require_written_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw std::runtime_error("standard output could not be written");
+}
+
 std::string describe(const gpu::DeviceInfo& machine, const gpu::EmulatorOptions& emulator) {
   if (!machine.emulated) {
     return fmt::format("{} (sm_{}, {} multiprocessors), driver {}, CUDA {}, up to {} MHz", machine.name,
@@ -92,7 +98,7 @@ class Runner : public Program {
     } else if (!options_.json.empty()) {
       write_atomically(options_.json, to_json(results_));
     }
-    if (std::fflush(stdout) != 0) throw std::runtime_error("standard output could not be written");
+    require_written_output();
     return right_ ? 0 : 1;
   }
 
@@ -402,7 +408,8 @@ int run(int argc, const char* const* argv, const Chapter& chapter) {
   try {
     const CommandLine line = parse_command_line(argc, argv, chapter);
     if (line.help) {
-      fmt::print("{}", line.help_text);
+      std::fwrite(line.help_text.data(), 1, line.help_text.size(), stdout);
+      require_written_output();
       return 0;
     }
     return Runner(chapter, line).run_all();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/05_warp_shuffle/kernels.hpp"
@@ -153,6 +154,36 @@ TEST_CASE("instructions on shared memory are as many as the model says, without 
   check_shared_counts<32>();
   check_shared_counts<64>();
   check_shared_counts<128>();
+}
+
+TEST_CASE("a block that needs more shared memory than there is is refused with both figures", "[C44]") {
+  if (!gpu::device().emulated) return;
+  const Problem p = problem(1, 1, 3, 5, 128, Mask::none());
+  // By hand, in floats: rows of Q and K with one of padding or four, V without; split_keys has 16 rows, and four warps'
+  // m, l and O of them.
+  const std::pair<const char*, std::size_t> shared_bytes[] = {
+      {"shuffle", 4 * (64 * 129 + 32 * 129 + 32 * 128)},
+      {"split_keys", 4 * (16 * 132 + 64 * 132 + 64 * 128 + 4 * 16 * (1 + 1 + 128))},
+      {"register_tiles", 4 * (64 * 132 + 64 * 132 + 64 * 128)},
+      {"exp2", 4 * (64 * 132 + 64 * 132 + 64 * 128)}};
+  // Without opting in, and a byte too few for each.
+  for (const std::size_t limit : {49152, 65919, 65920, 100351, 100352, 108287, 108288}) {
+    gpu::EmulatorOptions options = gpu::emulator_options();
+    options.shared_memory_limit = limit;
+    const gpu::EmulatorOptionsScope scope(options);
+    for (const auto& [name, bytes] : shared_bytes) {
+      CAPTURE(name, limit);
+      const stage::ForwardKernel kernel = kernel_named(name);
+      if (bytes <= limit) {
+        CHECK_NOTHROW(kernel.require(p));
+        continue;
+      }
+      CHECK_THROWS_AS(kernel.require(p), stage::Refused);
+      CHECK_THROWS_WITH(kernel.require(p),
+                        ContainsText(std::string(name) + " needs " + std::to_string(bytes) + " bytes") &&
+                            ContainsText("allowed") && ContainsText(std::to_string(limit)));
+    }
+  }
 }
 
 TEST_CASE("negative scales, a scale of 0, and scales that leave one key") {

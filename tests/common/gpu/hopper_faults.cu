@@ -476,7 +476,7 @@ TEST_CASE("a tile read before anybody waited for it", "[hopper][faults]") {
   CHECK(names(parity, at("reads the tile")));
 }
 
-TEST_CASE("bytes that were not announced, or did not come", "[hopper][faults]") {
+TEST_CASE("bytes that were not announced, or did not come", "[hopper][faults][C43]") {
   if (!gpu::device().emulated) return;
   const std::string few = report_in_some_mode(run_load<LoadMistake::too_few_bytes>);
   CHECK_THAT(few, ContainsText("1024 bytes more have arrived at the mbarrier at offset 2048"));
@@ -487,7 +487,7 @@ TEST_CASE("bytes that were not announced, or did not come", "[hopper][faults]") 
   CHECK_THAT(many, ContainsText("in phase 0, 2048 announced bytes are missing"));
 }
 
-TEST_CASE("numbers of arrivals and parities that do not fit", "[hopper][faults]") {
+TEST_CASE("numbers of arrivals and parities that do not fit", "[hopper][faults][C43]") {
   if (!gpu::device().emulated) return;
   CHECK_THAT(report_in_some_mode(run_load<LoadMistake::too_many_arrivals_expected>),
              ContainsText("31 of 32 arrivals are missing"));
@@ -529,7 +529,7 @@ TEST_CASE("a load that nobody waits for", "[hopper][faults]") {
   CHECK(names(report, at("the load")));
 }
 
-TEST_CASE("ordinary writes that the async proxy may not see", "[hopper][faults]") {
+TEST_CASE("ordinary writes that the async proxy may not see", "[hopper][faults][C39]") {
   if (!gpu::device().checked) return;
   const auto check = [](const std::string& report, const char* reader, const char* writer) {
     CHECK_THAT(report, ContainsText("proxy: "));
@@ -573,7 +573,7 @@ TEST_CASE("stores that nobody commits or waits for", "[hopper][faults]") {
   CHECK(names(read, at("reads early")));
 }
 
-TEST_CASE("products without fence, wait or commit", "[hopper][faults]") {
+TEST_CASE("products without fence, wait or commit", "[hopper][faults][C38]") {
   if (!gpu::device().emulated) return;
   const auto check = [](const std::string& report, const char* text, const char* line) {
     CHECK_THAT(report, ContainsText(text));
@@ -607,7 +607,7 @@ TEST_CASE("products that are not those of a warpgroup", "[hopper][faults]") {
              ContainsText("the block has 64 threads"));
 }
 
-TEST_CASE("counts of named barriers that do not fit those that come", "[hopper][faults]") {
+TEST_CASE("counts of named barriers that do not fit those that come", "[hopper][faults][C42]") {
   if (!gpu::device().emulated) return;
   // 128 arrive and 128 wait: the count is 256.
   const std::string small = report_in_some_mode([] { run_hand_over(128, 128); });
@@ -629,7 +629,7 @@ TEST_CASE("counts of named barriers that do not fit those that come", "[hopper][
   CHECK_THAT(barrier_report<Part::all>(1, 96), ContainsText("up to the 64 threads of the block"));
 }
 
-TEST_CASE("a named barrier that never opens is reported with those that have come", "[hopper][faults]") {
+TEST_CASE("a named barrier that never opens is reported with those that have come", "[hopper][faults][C42]") {
   if (!gpu::device().emulated) return;
   gpu::DeviceBuffer<int> out(128, "out");
   const std::string report =
@@ -675,7 +675,7 @@ TEST_CASE("registers that do not add up", "[hopper][faults]") {
   CHECK_THAT(register_report(4), ContainsText("release_registers: 32, but the warp has 24"));
 }
 
-TEST_CASE("results of the kernel before, read without waiting for it", "[hopper][faults]") {
+TEST_CASE("results of the kernel before, read without waiting for it", "[hopper][faults][C40]") {
   if (!gpu::device().checked) return;
   const std::string report = overlap_report(0, true, false);
   CHECK_THAT(report, ContainsText("no wait_for_previous_kernel() lies between"));

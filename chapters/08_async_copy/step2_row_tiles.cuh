@@ -176,7 +176,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   gpu::copy_async_wait<0>();
   __syncthreads();  // no copy is on its way to Q's rows any more, also where no tile was visited
-  write_o(shared.q, o_reg, m, l, args, batch, head, first_query, warp_row, lane);
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    kernel::write_rows(shared.q, o_reg[t], m[t], l[t], args, batch, head, first_query, warp_row + 16 * t, lane);
+  }
 }
 
 /// Step 2 for one head_dim.

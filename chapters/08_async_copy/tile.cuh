@@ -11,6 +11,7 @@
 #include "common/gpu/tensor_core.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/fragments.cuh"
+#include "common/kernel/row_fragments.cuh"
 #include "common/kernel/shared_tile.cuh"
 #include "common/kernel/softmax_state.cuh"
 #include "common/kernel/tiles.hpp"
@@ -19,7 +20,7 @@
 namespace async_copy {
 
 using attention::ForwardArgs, attention::KeyRange, attention::Problem;
-using kernel::tiles_of;
+using kernel::apply_sign, kernel::mask_scores, kernel::tiles_of;
 
 /// kWarps warps with kRowTiles times 16 rows each.
 template <class T_, int kHeadDim_, int kWarps_, int kRowTiles_, int kBlocks_>
@@ -50,35 +51,6 @@ struct AsyncShared {
 template <class Tile>
 __host__ __device__ constexpr bool needs_mask(int first_key, KeyRange unmasked) {
   return first_key < unmasked.begin || first_key + Tile::kBc > unmasked.end;
-}
-
-/// Scores of 16 rows, of which the first is query `first_query`: those of keys that their row does not see become −∞.
-///
-/// A key is seen if its distance from the row's diagonal is between −left and right. One number a lane gives the
-/// distances of all its scores, which differ by constants: ranges of keys for each row would take registers that are
-/// not there.
-template <class Args, int kKeyTiles>
-__device__ void mask_scores(float (&s_reg)[kKeyTiles][4], const Args& args, int first_query, int first_key, int lane) {
-  const int lane_key = first_key + kernel::fragment_column(lane);
-  const int lane_distance = lane_key - (first_query + kernel::fragment_row(0, lane) + args.seqlen_kv - args.seqlen_q);
-#pragma unroll
-  for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int right = 8 * n + e % 2, down = e / 2 * 8;
-      const int distance = lane_distance + right - down;
-      const bool seen = distance >= -args.mask.left && distance <= args.mask.right && lane_key + right < args.seqlen_kv;
-      if (!seen) s_reg[n][e] = -INFINITY;
-    }
-}
-
-/// For a negative softmax scale, or one of 0: its sign goes into the scores (folded_scale.cuh).
-template <int kKeyTiles>
-__device__ void apply_sign(float (&s_reg)[kKeyTiles][4], float sign) {
-#pragma unroll
-  for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s_reg[n][e] *= sign;
 }
 
 }  // namespace async_copy

@@ -12,7 +12,7 @@
 ///     d[4j],     d[4j + 1]:   row 16w + g,      columns 8j + 2t, 8j + 2t + 1
 ///     d[4j + 2], d[4j + 3]:   row 16w + g + 8,  the same columns
 ///
-/// and A from registers is the fragment of mma_16x8x16 for rows 16w … 16w + 15 (tensor_core.cuh); for fp8 each register
+/// (d may also be given as float[N / 8][4], one row for each j), and A from registers is the fragment of mma_16x8x16 for rows 16w … 16w + 15 (tensor_core.cuh); for fp8 each register
 /// has four elements, columns 4t … 4t + 3 and, in a[2], a[3], 16 further on.
 ///
 /// **Shared memory operands.** K-major: the elements of a row of A (a column of B) along K are neighbours. MN-major:

@@ -30,6 +30,12 @@ __device__ __forceinline__ void keep(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+template <int kTiles>
+__device__ __forceinline__ void keep(float (&d)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) keep(d[i]);
+}
+
 namespace cuda {
 
 /// A template argument that no product has.
@@ -45,14 +51,14 @@ inline constexpr bool kNever = false;
   ", 0;\n"                                           \
   "wgmma.mma_async.sync.aligned.m64n" #N TYPES " " GPU_WGMMA_REGISTERS_##N ", "
 #define GPU_WGMMA_SS_16(N, TYPES)                                                                                \
-  asm volatile(GPU_WGMMA_HEAD(N, "k16.f32" TYPES, GPU_WGMMA_OPERAND_##N(2))                                     \
+  asm volatile(GPU_WGMMA_HEAD(N, "k16.f32" TYPES, GPU_WGMMA_OPERAND_##N(2))                                      \
                    GPU_WGMMA_OPERAND_##N(0) ", " GPU_WGMMA_OPERAND_##N(1) ", add, 1, 1, " GPU_WGMMA_OPERAND_##N( \
                        3) ", " GPU_WGMMA_OPERAND_##N(4) ";\n}\n"                                                 \
                : GPU_WGMMA_ACCUMULATORS_##N                                                                      \
                : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(accumulate)),                                    \
                  "n"(static_cast<int>(kMajorA == Major::mn)), "n"(static_cast<int>(kMajorB == Major::mn)))
 #define GPU_WGMMA_SS_8(N, TYPES)                                                              \
-  asm volatile(GPU_WGMMA_HEAD(N, "k32.f32" TYPES, GPU_WGMMA_OPERAND_##N(2))                  \
+  asm volatile(GPU_WGMMA_HEAD(N, "k32.f32" TYPES, GPU_WGMMA_OPERAND_##N(2))                   \
                    GPU_WGMMA_OPERAND_##N(0) ", " GPU_WGMMA_OPERAND_##N(1) ", add, 1, 1;\n}\n" \
                : GPU_WGMMA_ACCUMULATORS_##N                                                   \
                : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(accumulate)))
@@ -62,13 +68,13 @@ inline constexpr bool kNever = false;
   "{" GPU_WGMMA_OPERAND_##N(0) "," GPU_WGMMA_OPERAND_##N(1) "," GPU_WGMMA_OPERAND_##N(2) "," GPU_WGMMA_OPERAND_##N( \
       3) "}, " GPU_WGMMA_OPERAND_##N(4) ", add, 1, 1"
 #define GPU_WGMMA_RS_16(N, TYPES)                                                                            \
-  asm volatile(GPU_WGMMA_RS_HEAD(N, "k16.f32" TYPES) ", " GPU_WGMMA_OPERAND_##N(6) ";\n}\n"                 \
+  asm volatile(GPU_WGMMA_RS_HEAD(N, "k16.f32" TYPES) ", " GPU_WGMMA_OPERAND_##N(6) ";\n}\n"                  \
                : GPU_WGMMA_ACCUMULATORS_##N                                                                  \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(accumulate)), \
                  "n"(static_cast<int>(kMajorB == Major::mn)))
-#define GPU_WGMMA_RS_8(N, TYPES)                               \
+#define GPU_WGMMA_RS_8(N, TYPES)                              \
   asm volatile(GPU_WGMMA_RS_HEAD(N, "k32.f32" TYPES) ";\n}\n" \
-               : GPU_WGMMA_ACCUMULATORS_##N                    \
+               : GPU_WGMMA_ACCUMULATORS_##N                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(accumulate)))
 
 template <class Element, int N, Major kMajorA = Major::k, Major kMajorB = Major::k>
@@ -114,6 +120,16 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t (&a
   }
   GPU_WGMMA_EACH_N(GPU_WGMMA_CASE)
 #undef GPU_WGMMA_CASE
+}
+
+template <class Element, int N, Major kMajorA = Major::k, Major kMajorB = Major::k>
+__device__ __forceinline__ void wgmma(float (&d)[N / 8][4], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
+  wgmma<Element, N, kMajorA, kMajorB>(reinterpret_cast<float(&)[N / 2]>(d), a, b, accumulate);
+}
+template <class Element, int N, Major kMajorB = Major::k>
+__device__ __forceinline__ void wgmma(float (&d)[N / 8][4], const std::uint32_t (&a)[4], MatrixDescriptor b,
+                                      bool accumulate) {
+  wgmma<Element, N, kMajorB>(reinterpret_cast<float(&)[N / 2]>(d), a, b, accumulate);
 }
 
 #undef GPU_WGMMA_SS_16

@@ -63,6 +63,8 @@ void wgmma_wait(emulator::Site site = emulator::Site::here()) {
 /// The compiler here moves nothing across a call that it cannot see into.
 template <int kCount>
 void keep(float (&)[kCount]) {}
+template <int kTiles>
+void keep(float (&)[kTiles][4]) {}
 
 template <class Element, int N, Major kMajorA = Major::k, Major kMajorB = Major::k>
 void wgmma(float (&d)[N / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate,
@@ -79,6 +81,17 @@ void wgmma(float (&d)[N / 2], const std::uint32_t (&a)[4], MatrixDescriptor b, b
   static_assert(sizeof(Element) == 2 || kMajorB == Major::k, "fp8 operands are K-major");
   emulator::check_product_type<Element, N>();
   emulator::start_product({emulator::product_element<Element>(), N, Major::k, kMajorB, {}, b, a, d, accumulate}, site);
+}
+
+template <class Element, int N, Major kMajorA = Major::k, Major kMajorB = Major::k>
+void wgmma(float (&d)[N / 8][4], MatrixDescriptor a, MatrixDescriptor b, bool accumulate,
+           emulator::Site site = emulator::Site::here()) {
+  wgmma<Element, N, kMajorA, kMajorB>(reinterpret_cast<float(&)[N / 2]>(d), a, b, accumulate, site);
+}
+template <class Element, int N, Major kMajorB = Major::k>
+void wgmma(float (&d)[N / 8][4], const std::uint32_t (&a)[4], MatrixDescriptor b, bool accumulate,
+           emulator::Site site = emulator::Site::here()) {
+  wgmma<Element, N, kMajorB>(reinterpret_cast<float(&)[N / 2]>(d), a, b, accumulate, site);
 }
 
 }  // namespace gpu

@@ -93,13 +93,13 @@ __global__ void broken_kernel(attention::ForwardArgs<T> args, int query_tiles) {
       gpu::mma_16x8x16<T>(s_reg[0], q_reg, k_reg[0]);
       gpu::mma_16x8x16<T>(s_reg[1], q_reg, k_reg[1]);
     }
-    if (scale.sign != 1) async_copy::apply_sign(s_reg, scale.sign);
+    if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
     bool masked = first_key < unmasked.begin || first_key + kBc > unmasked.end;
     if (kFault == Fault::padding_not_masked) {
       masked = masked && (first_key < unmasked.begin || unmasked.end < args.seqlen_kv);
     }
     if (kFault == Fault::mask_a_tile_late) masked = first_key < unmasked.begin || first_key > unmasked.end;
-    if (masked) async_copy::mask_scores(s_reg, args, first_query + warp_row, first_key, lane);
+    if (masked) kernel::mask_scores(s_reg, args, first_query + warp_row, first_key, lane);
 
     float m_new[2];
     bool grows = false;

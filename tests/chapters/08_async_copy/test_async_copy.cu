@@ -426,7 +426,7 @@ TEST_CASE("no wait and no barrier can be left out unnoticed") {
       run(kernel, p);
       run(kernel, nothing_seen);
       const std::vector<gpu::SourceLine> lines = gpu::synchronisations_seen();
-      // At head_dim 64: Q's wait and barrier, the loop's, and those at the end (step 1: no barrier; else write_o's
+      // At head_dim 64: Q's wait and barrier, the loop's, and those at the end (step 1: no barrier; else write_rows'
       // own).
       CHECK(static_cast<int>(lines.size()) == (kernel.name == "double_buffer" ? 5 : 7) - (head_dim == 64 ? 0 : 2));
       int unnoticed = 0;

@@ -1,0 +1,82 @@
+#pragma once
+/// \file
+/// Rows that lie in fragments, four lanes to a row: scores under a mask, and O on its way out. Taught in chapter 08.
+///
+/// A warp has 16 rows. A lane's fragment n is four numbers of rows r and r + 8, two columns of each (tensor_core.cuh);
+/// WGMMA leaves its results in the same order.
+
+#include <cmath>
+
+#include "common/attention/cost.hpp"
+#include "common/gpu/vector.cuh"
+#include "common/gpu/warp.cuh"
+#include "common/kernel/fragments.cuh"
+#include "common/kernel/shared_tile.cuh"
+#include "common/kernel/softmax_state.cuh"
+
+namespace kernel {
+
+/// Scores of 16 rows, of which the first is query `first_query`: those of keys that their row does not see become −∞.
+///
+/// A key is seen if its distance from the row's diagonal is between −left and right. One number a lane gives the
+/// distances of all its scores, which differ by constants: ranges of keys for each row would take registers that are
+/// not there.
+template <class Args, int kKeyTiles>
+__device__ void mask_scores(float (&s_reg)[kKeyTiles][4], const Args& args, int first_query, int first_key, int lane) {
+  const int lane_key = first_key + fragment_column(lane);
+  const int lane_distance = lane_key - (first_query + fragment_row(0, lane) + args.seqlen_kv - args.seqlen_q);
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int right = 8 * n + e % 2, down = e / 2 * 8;
+      const int distance = lane_distance + right - down;
+      const bool seen = distance >= -args.mask.left && distance <= args.mask.right && lane_key + right < args.seqlen_kv;
+      if (!seen) s_reg[n][e] = -INFINITY;
+    }
+}
+
+/// For a negative softmax scale, or one of 0: its sign goes into the scores (folded_scale.cuh).
+template <int kKeyTiles>
+__device__ void apply_sign(float (&s_reg)[kKeyTiles][4], float sign) {
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s_reg[n][e] *= sign;
+}
+
+/// 16 rows of O and LSE out of what was summed up. O is laid into rows of shared memory that nobody else uses any more
+/// (Q's, say), and leaves them in chunks of 16 bytes: fragments would go out in pieces of 4.
+///
+/// \param o_smem a SharedTile; the rows lie from `first_row` on, which is query first_query + first_row
+/// \param m,l of the lane's two rows: the number that was subtracted from the scores (not scaled), and the lane's part
+/// of the sum of P
+template <class RowsTile, class Args, int kColumnTiles>
+__device__ void write_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][4], const float (&m)[2],
+                           const float (&l)[2], const Args& args, int batch, int head, int first_query, int first_row,
+                           int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = sum_of_row(l[half]);
+    const float inverse_l = sum == 0 ? 0.0f : 1 / sum;
+    const int row = first_row + fragment_row(half, lane);
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c) {
+      store_pair(o_smem.at(RowsTile::offset(row, c)) + fragment_column(lane), o_reg[c][2 * half] * inverse_l,
+                 o_reg[c][2 * half + 1] * inverse_l);
+    }
+    if (lane % 4 == 0 && first_query + row < args.seqlen_q) {
+      *args.lse_entry(batch, first_query + row, head) = log_sum_exp({m[half] * fabsf(args.softmax_scale), sum});
+    }
+  }
+  __syncwarp();
+#pragma unroll 4
+  for (int i = lane; i < 16 * RowsTile::kChunks; i += gpu::kWarpSize) {
+    const int row = first_row + i / RowsTile::kChunks, chunk = i % RowsTile::kChunks;
+    if (first_query + row >= args.seqlen_q) break;
+    gpu::copy_16_bytes(args.o_row(batch, first_query + row, head) + kChunkElements * chunk,
+                       o_smem.at(RowsTile::offset(row, chunk)));
+  }
+}
+
+}  // namespace kernel

@@ -8,7 +8,7 @@
 ///   - What cp.async has written, WGMMA reads through another proxy: each thread waits for its copies, fences, and
 ///     then meets the others.
 ///   - Registers of a lane, at head_dim 128: O 64, S 64, P 32.
-///   - Shared memory: Q, and one tile of K and of V: 128 · (Br + 2 · Bc) bytes a panel: 80 KB at head_dim 128.
+///   - Shared memory: Q, and one tile of K and of V: 2 · head_dim · (Br + 2 · Bc) bytes: 80 KB at head_dim 128.
 ///   - Per tile: 4 · Br · Bc · head_dim FLOP, 2 · Bc · head_dim elements of K and V.
 ///
 /// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions"; Shah et al., "FlashAttention-3" (2024).

@@ -3,10 +3,10 @@
 /// Step 2: two warpgroups share each tile of K and V, and the next tile is on its way while they compute. While one
 /// warpgroup is busy with its softmax, the tensor cores have the other's product to do.
 ///
-///   - 256 threads, 128 queries: half as many bytes of K and V a product.
+///   - 256 threads, 128 queries. K and V are loaded once for all of them.
 ///   - Two tiles of K and V take turns, as in chapter 08: one barrier a tile.
 ///   - Registers of a lane, at head_dim 128: O 64, S 64, P 32.
-///   - Shared memory: 128 · (Br + 4 · Bc) bytes a panel: 160 KB at head_dim 128.
+///   - Shared memory: 2 · head_dim · (Br + 4 · Bc) bytes: 160 KB at head_dim 128.
 ///   - Per tile: 4 · Br · Bc · head_dim FLOP, 2 · Bc · head_dim elements of K and V.
 
 #include <string>
@@ -17,12 +17,12 @@ namespace wgmma {
 
 /// Tiles of step 2.
 template <class T, int kHeadDim>
-using TwoWarpgroupsTile = WgmmaTile<T, kHeadDim, 2, 2, kHeadDim == 64 ? 2 : 1>;
+using SharedTiles = WgmmaTile<T, kHeadDim, 2, 2, 1>;
 
 /// Br rows of one head.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    two_warpgroups_kernel(ForwardArgs<typename Tile::T> args, int query_tiles) {
+    shared_tiles_kernel(ForwardArgs<typename Tile::T> args, int query_tiles) {
   auto& shared = gpu::shared_memory<WgmmaShared<Tile>>();
   // Blocks start in order: all heads' last queries, which see the most keys of a causal problem, come first.
   const int heads = args.batch * args.heads_q;
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
 /// Step 2 for one head_dim.
 template <int kHeadDim>
-stage::ForwardKernel two_warpgroups() {
-  using AnyTile = TwoWarpgroupsTile<gpu::bf16, kHeadDim>;
-  const std::string name = "two_warpgroups";
+stage::ForwardKernel shared_tiles() {
+  using AnyTile = SharedTiles<gpu::bf16, kHeadDim>;
+  const std::string name = "shared_tiles";
   return {.name = name,
-          .summary = "two warpgroups share K and V, whose next tile is on its way",
+          .summary = "two warpgroups share tiles of K and V, and the next is on its way",
           .require =
               [name](const Problem& p) {
                 stage::require_16_byte_rows(name, p);
@@ -89,11 +89,11 @@ stage::ForwardKernel two_warpgroups() {
           .traffic = [](const Problem& p) { return attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc); },
           .run =
               []<stage::SixteenBits T>(const ForwardArgs<T>& args, void*) {
-                using Tile = TwoWarpgroupsTile<T, kHeadDim>;
+                using Tile = SharedTiles<T, kHeadDim>;
                 const int query_tiles = tiles_of(args.seqlen_q, Tile::kBr);
                 const std::int64_t blocks = std::int64_t{args.batch} * args.heads_q * query_tiles;
                 if (blocks == 0) return;
-                gpu::launch<WgmmaShared<Tile>>(two_warpgroups_kernel<Tile>, {.grid = blocks, .block = Tile::kThreads},
+                gpu::launch<WgmmaShared<Tile>>(shared_tiles_kernel<Tile>, {.grid = blocks, .block = Tile::kThreads},
                                                args, query_tiles);
               }};
 }

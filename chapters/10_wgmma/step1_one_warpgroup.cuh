@@ -30,6 +30,7 @@ using OneWarpgroupTile = WgmmaTile<T, kHeadDim, 1, 1,
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     one_warpgroup_kernel(ForwardArgs<typename Tile::T> args, int query_tiles) {
+  using T = typename Tile::T;
   auto& shared = gpu::shared_memory<WgmmaShared<Tile>>();
   // Blocks start in order: all heads' last queries, which see the most keys of a causal problem, come first.
   const int heads = args.batch * args.heads_q;
@@ -62,13 +63,22 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     __syncthreads();  // K and V are there, for WGMMA, too
 
     Scores<Tile> s_reg;
-    multiply_scores<Tile>(s_reg, shared.q, 0, shared.k[0]);
+    kernel::start_scores(s_reg, shared.q, 0, shared.k[0]);
+    gpu::wgmma_wait<0>();
+    gpu::keep(s_reg);
     if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
     if (needs_mask<Tile>(first_key, unmasked)) {
       kernel::mask_scores(s_reg, args, first_query + warp_row, first_key, lane);
     }
-    softmax<Tile>(s_reg, m, l, o_reg, scale);
-    add_output<Tile>(o_reg, s_reg, shared.v[0]);
+    float rescale[2];
+    kernel::softmax(s_reg, m, l, rescale, scale);
+    kernel::scale_rows(o_reg, rescale);
+
+    Probabilities<Tile> p_reg;
+    kernel::pack<T>(p_reg, s_reg);
+    kernel::start_output(o_reg, p_reg, shared.v[0]);
+    gpu::wgmma_wait<0>();
+    gpu::keep(o_reg);
   }
 
   gpu::copy_async_wait<0>();  // of Q, where no tile was visited

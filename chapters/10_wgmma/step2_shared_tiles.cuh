@@ -23,6 +23,7 @@ using SharedTiles = WgmmaTile<T, kHeadDim, 2, 2, 1>;
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     shared_tiles_kernel(ForwardArgs<typename Tile::T> args, int query_tiles) {
+  using T = typename Tile::T;
   auto& shared = gpu::shared_memory<WgmmaShared<Tile>>();
   // Blocks start in order: all heads' last queries, which see the most keys of a causal problem, come first.
   const int heads = args.batch * args.heads_q;
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int rows = min(Tile::kBr, args.seqlen_q - first_query);
   const int lane = static_cast<int>(threadIdx.x) % gpu::kWarpSize;
   const int warp_row = static_cast<int>(threadIdx.x) / gpu::kWarpSize * 16;
-  const int warpgroup_row = warp_row / kWarpgroupRows * kWarpgroupRows;
+  const int warpgroup_row = warp_row / kernel::kWarpgroupRows * kernel::kWarpgroupRows;
   const KeyRange visited = kernel::visited_keys(args.mask, first_query, rows, args.seqlen_q, args.seqlen_kv, Tile::kBc);
   const KeyRange unmasked =
       attention::keys_of_all(args.mask, first_query, first_query + rows - 1, args.seqlen_q, args.seqlen_kv);
@@ -60,13 +61,22 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     gpu::copy_async_commit();
 
     Scores<Tile> s_reg;
-    multiply_scores<Tile>(s_reg, shared.q, warpgroup_row, shared.k[stage]);
+    kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[stage]);
+    gpu::wgmma_wait<0>();
+    gpu::keep(s_reg);
     if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
     if (needs_mask<Tile>(first_key, unmasked)) {
       kernel::mask_scores(s_reg, args, first_query + warp_row, first_key, lane);
     }
-    softmax<Tile>(s_reg, m, l, o_reg, scale);
-    add_output<Tile>(o_reg, s_reg, shared.v[stage]);
+    float rescale[2];
+    kernel::softmax(s_reg, m, l, rescale, scale);
+    kernel::scale_rows(o_reg, rescale);
+
+    Probabilities<Tile> p_reg;
+    kernel::pack<T>(p_reg, s_reg);
+    kernel::start_output(o_reg, p_reg, shared.v[stage]);
+    gpu::wgmma_wait<0>();
+    gpu::keep(o_reg);
   }
 
   gpu::copy_async_wait<0>();  // of Q, where no tile was visited

@@ -1,0 +1,101 @@
+#pragma once
+/// \file
+/// What a warpgroup computes of attention: the two products, which WGMMA starts and somebody has to wait for, and the
+/// softmax between them. Taught in chapter 10.
+///
+///     start_scores    S = Q Kᵀ     64 queries × keys, both operands from shared memory ("SS")
+///     softmax         P over S, in registers
+///     pack            P rounded, as an operand
+///     start_output    O += P V     64 queries × columns, P from registers ("RS")
+///
+/// After a start: `wgmma_wait`, and `keep` on the result. Before that nobody touches it, nor what the product reads.
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/gpu/numeric.cuh"
+#include "common/gpu/wgmma.cuh"
+#include "common/kernel/folded_scale.cuh"
+#include "common/kernel/fragments.cuh"
+#include "common/kernel/panel_tile.cuh"
+
+namespace kernel {
+
+/// A warpgroup: four warps, with 64 rows of a product.
+inline constexpr int kWarpgroupThreads = 4 * gpu::kWarpSize, kWarpgroupRows = 64;
+
+/// Starts S = Q Kᵀ, for the 64 queries from `first_row` of the tile on, and commits it.
+template <class QTile, class KTile>
+__device__ void start_scores(float (&s_reg)[KTile::kRows / 8][4], const QTile& q_smem, int first_row,
+                             const KTile& k_smem) {
+  const gpu::MatrixDescriptor q = q_smem.along_rows(first_row), k = k_smem.along_rows();
+  gpu::keep(s_reg);
+  gpu::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < KTile::kColumns / 16; ++i) {
+    gpu::wgmma<typename KTile::T, KTile::kRows>(s_reg, q + QTile::column_step(i), k + KTile::column_step(i), i > 0);
+  }
+  gpu::wgmma_commit();
+}
+
+/// Starts O += P V and commits it.
+template <class VTile>
+__device__ void start_output(float (&o_reg)[VTile::kColumns / 8][4], const std::uint32_t (&p_reg)[VTile::kRows / 16][4],
+                             const VTile& v_smem) {
+  const gpu::MatrixDescriptor v = v_smem.down_columns();
+  gpu::keep(o_reg);
+  gpu::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < VTile::kRows / 16; ++i) {
+    gpu::wgmma<typename VTile::T, VTile::kColumns, gpu::Major::mn>(o_reg, p_reg[i], v + VTile::row_step(i), true);
+  }
+  gpu::wgmma_commit();
+}
+
+/// P over S, unrounded; m and l of the lane's two rows go on.
+///
+/// \param m the largest score so far, not scaled
+/// \param l the lane's part of the sum of P
+/// \param rescale what has been summed up so far is to be multiplied by (scale_rows)
+template <int kKeyTiles>
+__device__ void softmax(float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[2], float (&rescale)[2],
+                        const FoldedScale& scale) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float largest = m[half];
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      largest = fmaxf(largest, fmaxf(s_reg[n][2 * half], s_reg[n][2 * half + 1]));
+    }
+    largest = max_of_row(largest);
+    const float shift = largest == -INFINITY ? 0.0f : largest * scale.factor_log2;
+    rescale[half] = gpu::exp2_approximate(m[half] * scale.factor_log2 - shift);
+    m[half] = largest;
+    l[half] *= rescale[half];
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        s_reg[n][e] = gpu::exp2_approximate(s_reg[n][e] * scale.factor_log2 - shift);
+        l[half] += s_reg[n][e];
+      }
+  }
+}
+
+/// A lane's two rows, each times its factor.
+template <int kColumnTiles>
+__device__ void scale_rows(float (&o_reg)[kColumnTiles][4], const float (&factor)[2]) {
+#pragma unroll
+  for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o_reg[c][e] *= factor[e / 2];
+}
+
+/// P rounded to T. A result's fragments lie as the operand A of the next product wants them (fragments.cuh).
+template <class T, int kKeySteps>
+__device__ void pack(std::uint32_t (&p_reg)[kKeySteps][4], const float (&p)[2 * kKeySteps][4]) {
+#pragma unroll
+  for (int i = 0; i < kKeySteps; ++i) pack_a<T>(p_reg[i], p[2 * i], p[2 * i + 1]);
+}
+
+}  // namespace kernel

@@ -45,16 +45,16 @@ __device__ void apply_sign(float (&s_reg)[kKeyTiles][4], float sign) {
     for (int e = 0; e < 4; ++e) s_reg[n][e] *= sign;
 }
 
-/// 16 rows of O and LSE out of what was summed up. O is laid into rows of shared memory that nobody else uses any more
-/// (Q's, say), and leaves them in chunks of 16 bytes: fragments would go out in pieces of 4.
+/// 16 rows of O, out of what was summed up, into shared memory, and their LSE into device memory.
 ///
-/// \param o_smem a SharedTile; the rows lie from `first_row` on, which is query first_query + first_row
+/// \param o_smem a tile of rows (SharedTile, PanelTile) that nobody else uses any more, Q's, say; the rows lie from
+/// `first_row` on, which is query first_query + first_row
 /// \param m,l of the lane's two rows: the number that was subtracted from the scores (not scaled), and the lane's part
 /// of the sum of P
 template <class RowsTile, class Args, int kColumnTiles>
-__device__ void write_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][4], const float (&m)[2],
-                           const float (&l)[2], const Args& args, int batch, int head, int first_query, int first_row,
-                           int lane) {
+__device__ void put_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][4], const float (&m)[2],
+                         const float (&l)[2], const Args& args, int batch, int head, int first_query, int first_row,
+                         int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = sum_of_row(l[half]);
@@ -69,6 +69,14 @@ __device__ void write_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][
       *args.lse_entry(batch, first_query + row, head) = log_sum_exp({m[half] * fabsf(args.softmax_scale), sum});
     }
   }
+}
+
+/// The same, and O on to device memory in chunks of 16 bytes: fragments would go out in pieces of 4.
+template <class RowsTile, class Args, int kColumnTiles>
+__device__ void write_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][4], const float (&m)[2],
+                           const float (&l)[2], const Args& args, int batch, int head, int first_query, int first_row,
+                           int lane) {
+  put_rows(o_smem, o_reg, m, l, args, batch, head, first_query, first_row, lane);
   __syncwarp();
 #pragma unroll 4
   for (int i = lane; i < 16 * RowsTile::kChunks; i += gpu::kWarpSize) {

@@ -14,6 +14,7 @@
 #include "common/gpu/cuda/check.hpp"
 #include "common/gpu/emulation.hpp"
 #include "common/gpu/memory_account.hpp"
+#include "common/gpu/reserved_memory.hpp"
 
 namespace gpu {
 namespace {
@@ -134,6 +135,11 @@ void* allocate(std::size_t bytes, const char* label) {
   const std::lock_guard lock(g_mutex);
   g_sizes[p] = bytes;
   return p;
+}
+
+void* reserve(std::size_t bytes, const char* label) {
+  constexpr std::size_t kSpare = std::size_t{1} << 30;
+  return memory_available() > bytes + kSpare ? allocate(bytes, label) : nullptr;
 }
 
 void deallocate(void* pointer) noexcept {

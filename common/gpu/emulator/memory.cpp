@@ -15,6 +15,7 @@
 
 #include "common/gpu/emulator/block.hpp"
 #include "common/gpu/memory_account.hpp"
+#include "common/gpu/reserved_memory.hpp"
 
 namespace gpu::emulator {
 namespace {
@@ -45,6 +46,30 @@ std::deque<std::uintptr_t> g_freed;                  ///< mappings of freed buff
 constexpr std::size_t kFreedKept = 256;
 
 std::size_t red_zone_end(const Allocation& a) { return a.mapping + a.mapping_bytes - kMargin - a.data; }
+
+/// Fresh pages between red zones that hold 0xFF and margins that nobody can touch.
+Allocation map_allocation(std::size_t bytes, const char* label) {
+  Allocation a;
+  a.bytes = bytes;
+  a.label = label;
+  const std::size_t inner = kRedZone + round_up(bytes, kPage) + kRedZone;
+  a.mapping_bytes = inner + 2 * kMargin;
+  a.mapping = reinterpret_cast<std::uintptr_t>(map_pages(a.mapping_bytes, PROT_NONE));
+  void* const middle = reinterpret_cast<void*>(a.mapping + kMargin);
+  mprotect(middle, inner, PROT_READ | PROT_WRITE);
+  // Data starts on a page, as cudaMalloc's does on 256 bytes.
+  a.data = a.mapping + kMargin + kRedZone;
+  std::memset(middle, 0xFF, kRedZone);
+  std::memset(reinterpret_cast<void*>(a.data + bytes), 0xFF, red_zone_end(a) - bytes);
+  return a;
+}
+
+void* keep_allocation(Allocation a) {
+  const std::lock_guard lock(g_mutex);
+  const std::uintptr_t data = a.data;
+  g_allocations.emplace(a.mapping, std::move(a));
+  return reinterpret_cast<void*>(data);
+}
 
 /// The first changed byte of [begin, end), or end.
 const unsigned char* first_changed(const unsigned char* begin, const unsigned char* end) {
@@ -218,27 +243,22 @@ void* allocate(std::size_t bytes, const char* label) {
     throw Error(std::string(label) + ": " + std::to_string(bytes) + " bytes of device memory wanted, " +
                 std::to_string(memory_available()) + " available on the emulator");
   }
-  Allocation a;
-  a.bytes = bytes;
-  a.label = label;
-  const std::size_t inner = kRedZone + round_up(bytes, kPage) + kRedZone;
-  a.mapping_bytes = inner + 2 * kMargin;
-  a.mapping = reinterpret_cast<std::uintptr_t>(map_pages(a.mapping_bytes, PROT_NONE));
-  void* const middle = reinterpret_cast<void*>(a.mapping + kMargin);
-  mprotect(middle, inner, PROT_READ | PROT_WRITE);
-  std::memset(middle, 0xFF, inner);
-  // Data starts on a page, as cudaMalloc's does on 256 bytes.
-  a.data = a.mapping + kMargin + kRedZone;
+  Allocation a = map_allocation(bytes, label);
+  std::memset(reinterpret_cast<void*>(a.data), 0xFF, bytes);
   if (checking()) {
     const std::size_t words = (bytes + 3) / 4;
     a.shadow = static_cast<GlobalShadow*>(map_pages(words * sizeof(GlobalShadow), PROT_READ | PROT_WRITE));
     a.written = static_cast<std::uint8_t*>(map_pages(bytes / 8 + 1, PROT_READ | PROT_WRITE));
   }
-  const std::lock_guard lock(g_mutex);
   account_allocated(bytes);
-  const std::uintptr_t data = a.data;
-  g_allocations.emplace(a.mapping, std::move(a));
-  return reinterpret_cast<void*>(data);
+  return keep_allocation(std::move(a));
+}
+
+void* reserve(std::size_t bytes, const char* label) {
+  if (checking()) return nullptr;
+  Allocation a = map_allocation(bytes, label);
+  a.reserved = true;
+  return keep_allocation(std::move(a));
 }
 
 void deallocate(void* pointer) noexcept {
@@ -249,7 +269,7 @@ void deallocate(void* pointer) noexcept {
   --it;
   Allocation& a = it->second;
   if (a.data != address || a.freed) return;
-  account_freed(a.bytes);
+  if (!a.reserved) account_freed(a.bytes);
   if (a.shadow) {
     munmap(a.shadow, (a.bytes + 3) / 4 * sizeof(GlobalShadow));
     munmap(a.written, a.bytes / 8 + 1);

@@ -19,7 +19,8 @@ struct Allocation {
   std::uintptr_t data = 0;
   std::size_t bytes = 0;
   std::string label;
-  bool freed = false;  ///< kept inaccessible for a while, so that a use of it is noticed
+  bool reserved = false;  ///< takes memory only where it is touched, and does not count
+  bool freed = false;     ///< kept inaccessible for a while, so that a use of it is noticed
   // Checking build: the shadow of every 4-byte word, and one bit for each byte that has a value.
   GlobalShadow* shadow = nullptr;
   std::uint8_t* written = nullptr;

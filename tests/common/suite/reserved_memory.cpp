@@ -1,5 +1,5 @@
 /// \file
-/// Reserved address space and large device allocations.
+/// Reserved memory of the host and of the device.
 
 #include "tests/common/suite/reserved_memory.hpp"
 
@@ -9,22 +9,17 @@
 
 #include "common/gpu/buffer.hpp"
 #include "common/gpu/device.hpp"
+#include "common/gpu/reserved_memory.hpp"
 #include "tests/common/suite/guarded_array.hpp"
 
 namespace suite {
 
 ReservedMemory::ReservedMemory(stage::Memory memory, attention::ElementType type, std::size_t elements)
-    : type_(type),
-      bytes_(elements * element_bytes()),
-      on_device_(memory == stage::Memory::device && !gpu::device().emulated) {
+    : type_(type), bytes_(elements * element_bytes()), on_device_(memory == stage::Memory::device) {
   if (on_device_) {
-    if (gpu::memory_available() > bytes_ + (std::size_t{1} << 30)) {
-      data_ = static_cast<std::byte*>(gpu::allocate(bytes_, "far rows"));
-    }
+    data_ = static_cast<std::byte*>(gpu::reserve(bytes_, "far rows"));
     return;
   }
-  // The checking build reports every access outside the allocations that it knows.
-  if (memory == stage::Memory::device && gpu::device().checked) return;
   void* reserved = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved != MAP_FAILED) data_ = static_cast<std::byte*>(reserved);
 }

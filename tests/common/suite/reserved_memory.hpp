@@ -11,8 +11,8 @@
 
 namespace suite {
 
-/// An array of elements, which tests see as floats. Where kernels run on the host's memory (host kernels, plain
-/// emulator) it is reserved address space; on a GPU it is device memory; where neither can be had it is not available.
+/// An array of elements, which tests see as floats: address space for host kernels, device memory for the others
+/// (common/gpu/reserved_memory.hpp); where it cannot be had it is not available.
 class ReservedMemory {
  public:
   ReservedMemory(stage::Memory memory, attention::ElementType type, std::size_t elements);

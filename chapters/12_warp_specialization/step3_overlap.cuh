@@ -1,0 +1,118 @@
+#pragma once
+/// \file
+/// Step 3: a warpgroup's own softmax runs under its own product. S = Q Kᵀ of a tile is started first and O += P V of
+/// the tile before it second; the softmax of the new scores begins when S is there, with O still under way.
+///
+///   - S, P and O are alive together: 64 + 32 + 64 registers of a lane at head_dim 128.
+///   - O may be rescaled only when the product that adds to it is done: after the softmax.
+///   - Everything else is step 2's.
+///
+/// Source: Shah et al., "FlashAttention-3" (2024), section 3.2: intra-warpgroup pipelining.
+
+#include <string>
+
+#include "chapters/12_warp_specialization/step2_ping_pong.cuh"
+
+namespace warp_specialization {
+
+/// Br rows of one head.
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    overlap_kernel(const __grid_constant__ Maps maps, ForwardArgs<typename Tile::T> args, int query_tiles) {
+  using T = typename Tile::T;
+  auto& shared = gpu::shared_memory<SpecializedShared<Tile>>();
+  const Work<Tile> work = work_of<Tile>(args, static_cast<int>(blockIdx.x), query_tiles);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) init_barriers(shared);
+  __syncthreads();
+
+  if (thread < kernel::kWarpgroupThreads) {
+    gpu::release_registers<Tile::kProducerRegisters>();
+    if (thread == 0) produce(shared, maps, work);
+  } else {
+    gpu::take_registers<Tile::kConsumerRegisters>();
+    const int consumer = thread / kernel::kWarpgroupThreads - 1, lane = thread % gpu::kWarpSize;
+    const int warpgroup_row = consumer * kernel::kWarpgroupRows;
+    const int warp_row = thread / gpu::kWarpSize * 16 - kernel::kWarpgroupRows;
+    const int tiles = work.tiles();
+    const kernel::FoldedScale scale(args.softmax_scale);
+    const Turns<Tile> turns{consumer};
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {};
+    Out<Tile> o_reg = {};
+    Probabilities<Tile> p_reg;
+    const auto parity_of = [](int step) { return static_cast<std::uint32_t>(step / Tile::kStages % 2); };
+    gpu::mbarrier_wait(shared.q_full, 0);
+
+    /// Unrounded P over a tile's scores, which are there.
+    float rescale[2];
+    const auto finish_scores = [&](Scores<Tile>& s_reg, int step) {
+      const int first_key = work.first_key(step);
+      if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
+      if (work.needs_mask(first_key)) {
+        kernel::mask_scores(s_reg, args, work.first_query + warp_row, first_key, lane);
+      }
+      kernel::softmax(s_reg, m, l, rescale, scale);
+    };
+
+    if (tiles > 0) {
+      turns.begin();
+      Scores<Tile> s_reg;
+      gpu::mbarrier_wait(shared.k_full[0], 0);
+      turns.wait();
+      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[0]);
+      turns.pass_on();
+      gpu::wgmma_wait<0>();
+      gpu::keep(s_reg);
+      if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[0]);
+      finish_scores(s_reg, 0);
+      kernel::pack<T>(p_reg, s_reg);
+    }
+    for (int step = 1; step < tiles; ++step) {
+      const int stage = step % Tile::kStages, stage_before = (step - 1) % Tile::kStages;
+      Scores<Tile> s_reg;
+      gpu::mbarrier_wait(shared.k_full[stage], parity_of(step));
+      turns.wait();
+      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[stage]);
+      gpu::mbarrier_wait(shared.v_full[stage_before], parity_of(step - 1));  // V may still be on its way until here
+      kernel::start_output(o_reg, p_reg, shared.v[stage_before]);
+      turns.pass_on();
+      gpu::wgmma_wait<1>();
+      gpu::keep(s_reg);
+      if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[stage]);
+      finish_scores(s_reg, step);
+      gpu::wgmma_wait<0>();
+      gpu::keep(o_reg);
+      if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[stage_before]);
+      kernel::scale_rows(o_reg, rescale);
+      kernel::pack<T>(p_reg, s_reg);
+    }
+    if (tiles > 0) {
+      const int stage = (tiles - 1) % Tile::kStages;
+      gpu::mbarrier_wait(shared.v_full[stage], parity_of(tiles - 1));
+      turns.wait();
+      kernel::start_output(o_reg, p_reg, shared.v[stage]);
+      turns.pass_on_last();
+      gpu::wgmma_wait<0>();
+      gpu::keep(o_reg);
+    }
+    store_rows(shared, maps, work, args, o_reg, m, l, warpgroup_row, 1 + Tile::kConsumers + consumer);
+  }
+}
+
+/// Step 3 for one head_dim.
+template <int kHeadDim>
+stage::ForwardKernel overlap() {
+  using AnyTile = SpecializedTile<gpu::bf16, kHeadDim>;
+  const std::string name = "overlap";
+  return {.name = name,
+          .summary = "a tile's softmax under the product of the tile before",
+          .require = [name](const Problem& p) { require<SpecializedShared<AnyTile>>(name, p); },
+          .traffic = [](const Problem& p) { return attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc); },
+          .run =
+              []<stage::SixteenBits T>(const ForwardArgs<T>& args, void*) {
+                using Tile = SpecializedTile<T, kHeadDim>;
+                launch_blocks<Tile>(overlap_kernel<Tile>, args);
+              }};
+}
+
+}  // namespace warp_specialization

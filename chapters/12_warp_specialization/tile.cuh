@@ -1,0 +1,189 @@
+#pragma once
+/// \file
+/// What a block works on, its shared memory with the barriers in it, and the producer that all steps share.
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/attention/cost.hpp"
+#include "common/gpu/barrier.cuh"
+#include "common/gpu/mbarrier.cuh"
+#include "common/gpu/named_barrier.cuh"
+#include "common/gpu/register_budget.cuh"
+#include "common/gpu/tma.cuh"
+#include "common/gpu/wgmma.cuh"
+#include "common/kernel/folded_scale.cuh"
+#include "common/kernel/panel_tile.cuh"
+#include "common/kernel/row_fragments.cuh"
+#include "common/kernel/row_map.hpp"
+#include "common/kernel/tiles.hpp"
+#include "common/kernel/warpgroup.cuh"
+#include "common/stage/kernel.hpp"
+
+namespace warp_specialization {
+
+using attention::ForwardArgs, attention::KeyRange, attention::Problem;
+using kernel::tiles_of;
+
+/// One warpgroup that loads, and kConsumers that compute 64 queries each.
+///
+///     head_dim    queries    keys    stages    registers of a lane that computes, and of one that loads
+///        64         192       128       2          160      32
+///       128         128       128       2          240      24
+///       256         128        80       2          240      24
+template <class T_, int kHeadDim_>
+struct SpecializedTile {
+  using T = T_;  ///< fp16 or bf16
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
+  static constexpr int kThreads = (1 + kConsumers) * kernel::kWarpgroupThreads;
+  static constexpr int kBr = kConsumers * kernel::kWarpgroupRows;
+  static constexpr int kBc = kHeadDim == 256 ? 80 : 128;
+  static constexpr int kStages = 2;  ///< tiles of K and of V in shared memory
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kKeySteps = kBc / 16, kColumnTiles = kHeadDim / 8, kKeyTiles = kBc / 8;
+  static constexpr int kPanels = kHeadDim / 64;
+};
+
+/// What a lane holds of a warpgroup's S (64 queries × Bc), of P as an operand, and of O (64 × head_dim).
+template <class Tile>
+using Scores = float[Tile::kKeyTiles][4];
+template <class Tile>
+using Probabilities = std::uint32_t[Tile::kKeySteps][4];
+template <class Tile>
+using Out = float[Tile::kColumnTiles][4];
+
+template <class Tile>
+struct SpecializedShared {
+  using QTile = kernel::PanelTile<typename Tile::T, Tile::kBr, Tile::kHeadDim>;
+  using KTile = kernel::PanelTile<typename Tile::T, Tile::kBc, Tile::kHeadDim>;
+  QTile q;
+  KTile k[Tile::kStages], v[Tile::kStages];
+  gpu::Mbarrier q_full, k_full[Tile::kStages], v_full[Tile::kStages];
+  gpu::Mbarrier k_empty[Tile::kStages], v_empty[Tile::kStages];  ///< one arrival of each warp that computes
+};
+
+/// The maps of a launch.
+struct Maps {
+  gpu::TensorMap q, k, v, o;
+};
+template <class Tile, class T>
+Maps make_maps(const ForwardArgs<T>& a) {
+  return {kernel::row_map(a.q_gmem, a.q_strides, a.batch, a.seqlen_q, a.heads_q, a.head_dim, Tile::kBr),
+          kernel::row_map(a.k_gmem, a.k_strides, a.batch, a.seqlen_kv, a.heads_kv, a.head_dim, Tile::kBc),
+          kernel::row_map(a.v_gmem, a.v_strides, a.batch, a.seqlen_kv, a.heads_kv, a.head_dim, Tile::kBc),
+          kernel::row_map(a.o_gmem, a.o_strides, a.batch, a.seqlen_q, a.heads_q, a.head_dim, kernel::kWarpgroupRows)};
+}
+
+/// Br rows of one head, and the tiles of keys that some of them see.
+template <class Tile>
+struct Work {
+  int batch, head, head_kv, first_query;
+  KeyRange visited, unmasked;  ///< whole tiles, and the keys that every row sees
+
+  __device__ int tiles() const { return tiles_of(visited.end - visited.begin, Tile::kBc); }
+  /// The last tile comes first: a causal mask cuts it, and the others follow without one.
+  __device__ int first_key(int step) const { return visited.begin + (tiles() - 1 - step) * Tile::kBc; }
+  __device__ bool needs_mask(int first_key) const {
+    return first_key < unmasked.begin || first_key + Tile::kBc > unmasked.end;
+  }
+};
+
+/// All heads' last queries, which see the most keys of a causal problem, come first.
+template <class Tile>
+__device__ Work<Tile> work_of(const ForwardArgs<typename Tile::T>& args, int index, int query_tiles) {
+  const int heads = args.batch * args.heads_q, head_index = index % heads;
+  const int head = head_index % args.heads_q;
+  const int first_query = (query_tiles - 1 - index / heads) * Tile::kBr;
+  const int rows = min(Tile::kBr, args.seqlen_q - first_query);
+  return {head_index / args.heads_q,
+          head,
+          args.kv_head(head),
+          first_query,
+          kernel::visited_keys(args.mask, first_query, rows, args.seqlen_q, args.seqlen_kv, Tile::kBc),
+          attention::keys_of_all(args.mask, first_query, first_query + rows - 1, args.seqlen_q, args.seqlen_kv)};
+}
+
+/// Thread 0 before the first meeting of the block.
+template <class Tile>
+__device__ void init_barriers(SpecializedShared<Tile>& shared) {
+  constexpr int kConsumerWarps = 4 * Tile::kConsumers;
+  gpu::mbarrier_init(shared.q_full, 1);
+  for (int stage = 0; stage < Tile::kStages; ++stage) {
+    gpu::mbarrier_init(shared.k_full[stage], 1);
+    gpu::mbarrier_init(shared.v_full[stage], 1);
+    gpu::mbarrier_init(shared.k_empty[stage], kConsumerWarps);
+    gpu::mbarrier_init(shared.v_empty[stage], kConsumerWarps);
+  }
+  gpu::mbarrier_init_fence();
+}
+
+/// Asks for a tile of rows, panel by panel, when its place is empty.
+template <class PanelTile>
+__device__ void load_panels(PanelTile& tile_smem, const gpu::TensorMap& map, gpu::Mbarrier& full, int first_row,
+                            int head, int batch) {
+  gpu::mbarrier_arrive_expect_bytes(full, sizeof tile_smem.elements);
+#pragma unroll
+  for (int panel = 0; panel < PanelTile::kColumns / PanelTile::kPanelColumns; ++panel) {
+    gpu::tma_load(tile_smem.at(panel * PanelTile::kPanel), map, full, panel * PanelTile::kPanelColumns, first_row, head,
+                  batch);
+  }
+}
+
+/// The producer's thread: Q, then K and V tile by tile, each as soon as its place is empty.
+template <class Tile>
+__device__ void produce(SpecializedShared<Tile>& shared, const Maps& maps, const Work<Tile>& work) {
+  load_panels(shared.q, maps.q, shared.q_full, work.first_query, work.head, work.batch);
+  for (int step = 0; step < work.tiles(); ++step) {
+    const int stage = step % Tile::kStages, first_key = work.first_key(step);
+    const std::uint32_t before = (step / Tile::kStages + 1) % 2;  // of the phase before; a fresh barrier passes 1
+    gpu::mbarrier_wait(shared.k_empty[stage], before);
+    load_panels(shared.k[stage], maps.k, shared.k_full[stage], first_key, work.head_kv, work.batch);
+    gpu::mbarrier_wait(shared.v_empty[stage], before);
+    load_panels(shared.v[stage], maps.v, shared.v_full[stage], first_key, work.head_kv, work.batch);
+  }
+}
+
+/// A warpgroup's 64 rows of O from its registers to device memory, by way of its rows of Q. All its products are done.
+///
+/// \param barrier a named barrier of the warpgroup's own
+template <class Tile>
+__device__ void store_rows(SpecializedShared<Tile>& shared, const Maps& maps, const Work<Tile>& work,
+                           const ForwardArgs<typename Tile::T>& args, const Out<Tile>& o_reg, const float (&m)[2],
+                           const float (&l)[2], int warpgroup_row, int barrier) {
+  using QTile = typename SpecializedShared<Tile>::QTile;
+  const int inside = static_cast<int>(threadIdx.x) % kernel::kWarpgroupThreads;
+  gpu::named_barrier_sync(barrier, kernel::kWarpgroupThreads);  // nobody reads these rows of Q any more
+  kernel::put_rows(shared.q, o_reg, m, l, args, work.batch, work.head, work.first_query,
+                   warpgroup_row + inside / gpu::kWarpSize * 16, inside % gpu::kWarpSize);
+  gpu::async_proxy_fence();
+  gpu::named_barrier_sync(barrier, kernel::kWarpgroupThreads);
+  if (inside == 0 && work.first_query + warpgroup_row < args.seqlen_q) {
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      gpu::tma_store(maps.o, shared.q.at(panel * QTile::kPanel + warpgroup_row * QTile::kPanelColumns),
+                     panel * QTile::kPanelColumns, work.first_query + warpgroup_row, work.head, work.batch);
+    }
+    gpu::tma_store_commit();
+    gpu::tma_store_wait<0>();  // shared memory is the block's only as long as the block runs
+  }
+}
+
+/// What all steps ask of a problem.
+template <class Shared>
+void require(const std::string& name, const Problem& p) {
+  stage::require_16_byte_rows(name, p);
+  stage::require_shared_memory(name, sizeof(Shared));
+}
+
+/// A launch of one block for each Br rows of a head.
+template <class Tile, class Kernel>
+void launch_blocks(Kernel kernel, const ForwardArgs<typename Tile::T>& args) {
+  const int query_tiles = tiles_of(args.seqlen_q, Tile::kBr);
+  const std::int64_t blocks = std::int64_t{args.batch} * args.heads_q * query_tiles;
+  if (blocks == 0) return;
+  gpu::launch<SpecializedShared<Tile>>(kernel, {.grid = blocks, .block = Tile::kThreads}, make_maps<Tile>(args), args,
+                                       query_tiles);
+}
+
+}  // namespace warp_specialization

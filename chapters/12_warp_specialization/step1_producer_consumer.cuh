@@ -2,7 +2,7 @@
 /// \file
 /// Step 1: a warpgroup that only loads, and warpgroups that only compute.
 ///
-///   - The producer needs an address now and then, and gives most of its registers to the others (setmaxnreg): with 240
+///   - The producer needs an address now and then, and gives most of its registers to the others (setmaxnreg): with 232
 ///     instead of 168 a lane holds O, S and P without spilling.
 ///   - It runs ahead as far as there are places. Nobody who computes has to look after copies.
 ///   - Shared memory: 2 · head_dim · (Br + 4 · Bc) bytes: 160 KB at head_dim 128.
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     producer_consumer_kernel(const __grid_constant__ Maps maps, ForwardArgs<typename Tile::T> args, int query_tiles) {
   using T = typename Tile::T;
   auto& shared = gpu::shared_memory<SpecializedShared<Tile>>();
-  const Work<Tile> work = work_of<Tile>(args, static_cast<int>(blockIdx.x), query_tiles);
+  const Work<Tile> work = work_of_block<Tile>(args, query_tiles);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) init_barriers(shared);
   __syncthreads();

@@ -29,9 +29,9 @@ struct Turns {
   }
   __device__ void wait() const { gpu::named_barrier_sync(1 + consumer, kThreads); }
   __device__ void pass_on() const { gpu::named_barrier_arrive(1 + (consumer + 1) % Tile::kConsumers, kThreads); }
-  /// After the last turn the first one waits no more.
-  __device__ void pass_on_last() const {
-    if (consumer != Tile::kConsumers - 1) pass_on();
+  /// The last turn of all opens one more for the first one, which takes it.
+  __device__ void end() const {
+    if (consumer == 0) wait();
   }
 };
 
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ping_pong_kernel(const __grid_constant__ Maps maps, ForwardArgs<typename Tile::T> args, int query_tiles) {
   using T = typename Tile::T;
   auto& shared = gpu::shared_memory<SpecializedShared<Tile>>();
-  const Work<Tile> work = work_of<Tile>(args, static_cast<int>(blockIdx.x), query_tiles);
+  const Work<Tile> work = work_of_block<Tile>(args, query_tiles);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) init_barriers(shared);
   __syncthreads();
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       kernel::pack<T>(p_reg, s_reg);
     };
 
+    turns.begin();
     if (tiles > 0) {
-      turns.begin();
       Scores<Tile> s_reg;
       gpu::mbarrier_wait(shared.k_full[0], 0);
       turns.wait();
@@ -109,10 +109,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       gpu::mbarrier_wait(shared.v_full[stage], parity_of(tiles - 1));
       turns.wait();
       kernel::start_output(o_reg, p_reg, shared.v[stage]);
-      turns.pass_on_last();
+      turns.pass_on();
       gpu::wgmma_wait<0>();
       gpu::keep(o_reg);
     }
+    turns.end();
     store_rows(shared, maps, work, args, o_reg, m, l, warpgroup_row, 1 + Tile::kConsumers + consumer);
   }
 }

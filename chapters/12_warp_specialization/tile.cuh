@@ -29,8 +29,8 @@ using kernel::tiles_of;
 ///
 ///     head_dim    queries    keys    stages    registers of a lane that computes, and of one that loads
 ///        64         192       128       2          160      32
-///       128         128       128       2          240      24
-///       256         128        80       2          240      24
+///       128         128       128       2          232      40
+///       256         128        80       2          232      40
 template <class T_, int kHeadDim_>
 struct SpecializedTile {
   using T = T_;  ///< fp16 or bf16
@@ -40,7 +40,7 @@ struct SpecializedTile {
   static constexpr int kBr = kConsumers * kernel::kWarpgroupRows;
   static constexpr int kBc = kHeadDim == 256 ? 80 : 128;
   static constexpr int kStages = 2;  ///< tiles of K and of V in shared memory
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160, kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kKeySteps = kBc / 16, kColumnTiles = kHeadDim / 8, kKeyTiles = kBc / 8;
   static constexpr int kPanels = kHeadDim / 64;
 };
@@ -63,13 +63,13 @@ struct SpecializedShared {
   gpu::Mbarrier k_empty[Tile::kStages], v_empty[Tile::kStages];  ///< one arrival of each warp that computes
 };
 
-/// The maps of a launch.
+/// The maps of a launch. Q is loaded `query_rows` rows at a time.
 struct Maps {
   gpu::TensorMap q, k, v, o;
 };
 template <class Tile, class T>
-Maps make_maps(const ForwardArgs<T>& a) {
-  return {kernel::row_map(a.q_gmem, a.q_strides, a.batch, a.seqlen_q, a.heads_q, a.head_dim, Tile::kBr),
+Maps make_maps(const ForwardArgs<T>& a, int query_rows = Tile::kBr) {
+  return {kernel::row_map(a.q_gmem, a.q_strides, a.batch, a.seqlen_q, a.heads_q, a.head_dim, query_rows),
           kernel::row_map(a.k_gmem, a.k_strides, a.batch, a.seqlen_kv, a.heads_kv, a.head_dim, Tile::kBc),
           kernel::row_map(a.v_gmem, a.v_strides, a.batch, a.seqlen_kv, a.heads_kv, a.head_dim, Tile::kBc),
           kernel::row_map(a.o_gmem, a.o_strides, a.batch, a.seqlen_q, a.heads_q, a.head_dim, kernel::kWarpgroupRows)};
@@ -89,12 +89,10 @@ struct Work {
   }
 };
 
-/// All heads' last queries, which see the most keys of a causal problem, come first.
+/// \param head_index of batch · heads_q \param query_tile from the first one on
 template <class Tile>
-__device__ Work<Tile> work_of(const ForwardArgs<typename Tile::T>& args, int index, int query_tiles) {
-  const int heads = args.batch * args.heads_q, head_index = index % heads;
-  const int head = head_index % args.heads_q;
-  const int first_query = (query_tiles - 1 - index / heads) * Tile::kBr;
+__device__ Work<Tile> make_work(const ForwardArgs<typename Tile::T>& args, int head_index, int query_tile) {
+  const int head = head_index % args.heads_q, first_query = query_tile * Tile::kBr;
   const int rows = min(Tile::kBr, args.seqlen_q - first_query);
   return {head_index / args.heads_q,
           head,
@@ -104,17 +102,31 @@ __device__ Work<Tile> work_of(const ForwardArgs<typename Tile::T>& args, int ind
           attention::keys_of_all(args.mask, first_query, first_query + rows - 1, args.seqlen_q, args.seqlen_kv)};
 }
 
-/// Thread 0 before the first meeting of the block.
+/// A block's work where each has one. Blocks start in order: all heads' last queries, which see the most keys of a
+/// causal problem, come first.
 template <class Tile>
-__device__ void init_barriers(SpecializedShared<Tile>& shared) {
+__device__ Work<Tile> work_of_block(const ForwardArgs<typename Tile::T>& args, int query_tiles) {
+  const int heads = args.batch * args.heads_q, block = static_cast<int>(blockIdx.x);
+  return make_work<Tile>(args, block % heads, query_tiles - 1 - block / heads);
+}
+
+/// The barriers of the places for K and V; mbarrier_init_fence() is to follow.
+template <class Tile, class Shared>
+__device__ void init_stages(Shared& shared) {
   constexpr int kConsumerWarps = 4 * Tile::kConsumers;
-  gpu::mbarrier_init(shared.q_full, 1);
   for (int stage = 0; stage < Tile::kStages; ++stage) {
     gpu::mbarrier_init(shared.k_full[stage], 1);
     gpu::mbarrier_init(shared.v_full[stage], 1);
     gpu::mbarrier_init(shared.k_empty[stage], kConsumerWarps);
     gpu::mbarrier_init(shared.v_empty[stage], kConsumerWarps);
   }
+}
+
+/// Thread 0 before the first meeting of the block.
+template <class Tile>
+__device__ void init_barriers(SpecializedShared<Tile>& shared) {
+  gpu::mbarrier_init(shared.q_full, 1);
+  init_stages<Tile>(shared);
   gpu::mbarrier_init_fence();
 }
 

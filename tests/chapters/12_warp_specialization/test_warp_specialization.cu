@@ -73,6 +73,42 @@ TEST_CASE("the bytes of a causal case, by hand") {
   }
 }
 
+TEST_CASE("blocks that take one work after the other") {
+  // Ten works and more for two blocks, with one tile of keys, with several, and with none; equal works and unequal
+  // ones.
+  const auto check = [](const stage::ForwardKernel& kernel, int head_dim) {
+    for (const Mask mask : {Mask::none(), Mask::causal(), Mask::window(20, 0)}) {
+      for (const int seqlen_kv : {40, 0, 300}) {
+        INFO("head_dim " << head_dim << ", " << mask.name() << ", " << seqlen_kv << " keys");
+        check_case(kernel, problem(ElementType::bf16, 6, 2, 200, seqlen_kv, head_dim, mask), InputKind::normal, true);
+      }
+    }
+  };
+  check(warp_specialization::persistent<64>(2), 64);
+  check(warp_specialization::persistent<128>(2), 128);
+  check(warp_specialization::persistent<256>(2), 256);
+}
+
+TEST_CASE("every work is handed out once, in sections, longest first") {
+  using Tile = warp_specialization::SpecializedTile<gpu::bf16, 128>;
+  // 4096 keys of 128 columns are 2 MiB of K and V: 16 KV heads a section, 32 heads of Q.
+  attention::ForwardArgs<gpu::bf16> args{};
+  args.batch = 3, args.heads_q = 24, args.heads_kv = 12, args.seqlen_q = 1000, args.seqlen_kv = 4096;
+  args.head_dim = 128, args.mask = Mask::causal();
+  int counter = 0;
+  const auto schedule = warp_specialization::Schedule::of<Tile>(args, &counter);
+  CHECK(schedule.query_tiles == 8);
+  CHECK(schedule.works == 3 * 24 * 8);
+  CHECK(schedule.section == 32);
+  CHECK(schedule.counter == &counter);
+  args.mask = Mask::none();
+  CHECK(warp_specialization::Schedule::of<Tile>(args, &counter).counter == nullptr);
+  args.seqlen_kv = 1 << 20;  // one KV head alone is more than a section
+  CHECK(warp_specialization::Schedule::of<Tile>(args, &counter).section == 2);
+  args.seqlen_kv = 0;
+  CHECK(warp_specialization::Schedule::of<Tile>(args, &counter).section == 72);
+}
+
 TEST_CASE("negative scales, a scale of 0, and scales that leave one key") {
   const std::vector<stage::ForwardKernel> kernels = warp_specialization_kernels();
   int turn = 0;

@@ -1,0 +1,50 @@
+#pragma once
+/// \file
+/// Which rows of which head a block computes next, for as many blocks as there are multiprocessors.
+///
+///   - Heads are taken in sections whose K and V fit into the L2 together; in a section all heads' last queries, which
+///   see
+///     the most keys of a causal problem, come first.
+///   - Where rows see different numbers of keys, a counter in device memory hands out the work: who is done first takes
+///     the next. Where all see the same, work `i` is block i mod blocks', and nobody has to ask.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "chapters/12_warp_specialization/tile.cuh"
+#include "common/gpu/atomic.cuh"
+
+namespace warp_specialization {
+
+struct Schedule {
+  int query_tiles, works;  ///< of a head, and in all
+  int section;             ///< heads
+  int* counter;            ///< null: no counter
+
+  /// Bytes of K and V that a section may have: half of an H200's L2.
+  static constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+
+  template <class Tile, class Args>
+  static Schedule of(const Args& args, int* counter) {
+    const int query_tiles = tiles_of(args.seqlen_q, Tile::kBr), heads = args.batch * args.heads_q;
+    const std::int64_t kv_bytes = std::int64_t{2} * sizeof(typename Tile::T) * args.seqlen_kv * args.head_dim;
+    const std::int64_t kv_heads = std::max<std::int64_t>(1, kSectionBytes / std::max<std::int64_t>(1, kv_bytes));
+    const std::int64_t section = std::min<std::int64_t>(heads, kv_heads * (args.heads_q / args.heads_kv));
+    const bool equal = args.mask == attention::Mask::none();
+    return {query_tiles, heads * query_tiles, static_cast<int>(section), equal ? nullptr : counter};
+  }
+
+  __device__ int first() const { return static_cast<int>(blockIdx.x); }
+  /// One thread of the block asks.
+  __device__ int next(int work) const { return static_cast<int>(gridDim.x) + (counter ? atomicAdd(counter, 1) : work); }
+
+  template <class Tile>
+  __device__ Work<Tile> work(const ForwardArgs<typename Tile::T>& args, int index) const {
+    const int first_head = index / (section * query_tiles) * section;
+    const int heads = min(section, args.batch * args.heads_q - first_head);
+    const int inside = index - first_head * query_tiles;
+    return make_work<Tile>(args, first_head + inside % heads, query_tiles - 1 - inside / heads);
+  }
+};
+
+}  // namespace warp_specialization

@@ -1,0 +1,230 @@
+#pragma once
+/// \file
+/// Step 4: blocks that stay. There are as many as multiprocessors, and each takes one work after the other: while the
+/// last products of one run, Q, K and V of the next are on their way, and O of the one before leaves.
+///
+///   - Each warpgroup that computes has its own place for Q, with its own barriers: it goes on to the next work when it
+///   is
+///     done, whatever the other does. With Q comes the number of the work, or −1: there is no more.
+///   - O has a place of its own where there is room (head_dim 64 and 128): with O in Q's place the next Q has to wait.
+///   - schedule.cuh says in which order.
+///   - Shared memory: 2 · head_dim · (2 · Br + 4 · Bc) bytes: 192 KB at head_dim 128.
+///   - Per tile: as in step 3.
+///
+/// Source: Shah et al., "FlashAttention-3" (2024); Dao, FlashAttention's persistent tile scheduler.
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "chapters/12_warp_specialization/schedule.cuh"
+#include "chapters/12_warp_specialization/step2_ping_pong.cuh"
+
+namespace warp_specialization {
+
+template <class Tile>
+struct PersistentShared {
+  using QTile = kernel::PanelTile<typename Tile::T, kernel::kWarpgroupRows, Tile::kHeadDim>;
+  using KTile = kernel::PanelTile<typename Tile::T, Tile::kBc, Tile::kHeadDim>;
+  static constexpr bool kOwnO = Tile::kHeadDim < 256;
+  QTile q[Tile::kConsumers * (kOwnO ? 2 : 1)];  ///< and O
+  KTile k[Tile::kStages], v[Tile::kStages];
+  gpu::Mbarrier q_full[Tile::kConsumers], q_empty[Tile::kConsumers];
+  gpu::Mbarrier k_full[Tile::kStages], v_full[Tile::kStages], k_empty[Tile::kStages], v_empty[Tile::kStages];
+  int work[Tile::kConsumers];  ///< comes with Q
+
+  __device__ QTile& o(int consumer) { return q[consumer + (kOwnO ? Tile::kConsumers : 0)]; }
+};
+
+/// Where a ring's next tile is: its place and the parity of its phase.
+template <class Tile>
+struct RingPosition {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+  }
+};
+
+/// The producer's thread, to the end of all work.
+template <class Tile>
+__device__ void produce_all(PersistentShared<Tile>& shared, const Maps& maps, const ForwardArgs<typename Tile::T>& args,
+                            const Schedule& schedule) {
+  RingPosition<Tile> at;
+  std::uint32_t round = 0;
+  for (int index = schedule.first(); index < schedule.works; index = schedule.next(index), round ^= 1) {
+    const Work<Tile> work = schedule.work<Tile>(args, index);
+    const int tiles = work.tiles();
+    const auto load = [&](typename PersistentShared<Tile>::KTile* places, const gpu::TensorMap& map,
+                          gpu::Mbarrier* full, gpu::Mbarrier* empty, int step) {
+      gpu::mbarrier_wait(empty[at.stage], at.parity ^ 1);
+      load_panels(places[at.stage], map, full[at.stage], work.first_key(step), work.head_kv, work.batch);
+    };
+    if (tiles > 0) load(shared.k, maps.k, shared.k_full, shared.k_empty, 0);
+#pragma unroll 1
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
+      gpu::mbarrier_wait(shared.q_empty[consumer], round ^ 1);
+      shared.work[consumer] = index;
+      load_panels(shared.q[consumer], maps.q, shared.q_full[consumer],
+                  work.first_query + consumer * kernel::kWarpgroupRows, work.head, work.batch);
+    }
+    for (int step = 0; step < tiles; ++step) {
+      if (step > 0) load(shared.k, maps.k, shared.k_full, shared.k_empty, step);
+      load(shared.v, maps.v, shared.v_full, shared.v_empty, step);
+      at.advance();
+    }
+  }
+  for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
+    gpu::mbarrier_wait(shared.q_empty[consumer], round ^ 1);
+    shared.work[consumer] = -1;
+    gpu::mbarrier_arrive(shared.q_full[consumer]);
+  }
+}
+
+/// One work after the other, Br rows of a head each.
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    persistent_kernel(const __grid_constant__ Maps maps, ForwardArgs<typename Tile::T> args, Schedule schedule) {
+  using T = typename Tile::T;
+  using Shared = PersistentShared<Tile>;
+  auto& shared = gpu::shared_memory<Shared>();
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
+      gpu::mbarrier_init(shared.q_full[consumer], 1);
+      gpu::mbarrier_init(shared.q_empty[consumer], 1);
+    }
+    init_stages<Tile>(shared);
+    gpu::mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  if (thread < kernel::kWarpgroupThreads) {
+    gpu::release_registers<Tile::kProducerRegisters>();
+    if (thread == 0) produce_all(shared, maps, args, schedule);
+  } else {
+    gpu::take_registers<Tile::kConsumerRegisters>();
+    const int consumer = thread / kernel::kWarpgroupThreads - 1, lane = thread % gpu::kWarpSize;
+    const int own_barrier = 1 + Tile::kConsumers + consumer;
+    const bool leads = thread % kernel::kWarpgroupThreads == 0;
+    const int row = thread % kernel::kWarpgroupThreads / gpu::kWarpSize * 16;  // the warp's first, of its 64
+    const kernel::FoldedScale scale(args.softmax_scale);
+    const Turns<Tile> turns{consumer};
+    RingPosition<Tile> at;
+    Out<Tile> o_reg;
+    Probabilities<Tile> p_reg;
+    turns.begin();
+
+    for (std::uint32_t round = 0;; round ^= 1) {
+      gpu::mbarrier_wait(shared.q_full[consumer], round);
+      const int index = shared.work[consumer];
+      if (index < 0) break;
+      const Work<Tile> work = schedule.work<Tile>(args, index);
+      const int tiles = work.tiles(), first_query = work.first_query + consumer * kernel::kWarpgroupRows;
+      float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, rescale[2];
+#pragma unroll
+      for (int c = 0; c < Tile::kColumnTiles; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_reg[c][e] = 0;
+      /// Unrounded P over a tile's scores, which are there.
+      const auto finish_scores = [&](Scores<Tile>& s_reg, int step) {
+        const int first_key = work.first_key(step);
+        if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
+        if (work.needs_mask(first_key)) kernel::mask_scores(s_reg, args, first_query + row, first_key, lane);
+        kernel::softmax(s_reg, m, l, rescale, scale);
+      };
+
+      if (tiles > 0) {
+        Scores<Tile> s_reg;
+        gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
+        turns.wait();
+        kernel::start_scores(s_reg, shared.q[consumer], 0, shared.k[at.stage]);
+        turns.pass_on();
+        gpu::wgmma_wait<0>();
+        gpu::keep(s_reg);
+        if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
+        finish_scores(s_reg, 0);
+        kernel::pack<T>(p_reg, s_reg);
+      }
+      for (int step = 1; step < tiles; ++step) {
+        const RingPosition<Tile> before = at;
+        at.advance();
+        Scores<Tile> s_reg;
+        gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
+        turns.wait();
+        kernel::start_scores(s_reg, shared.q[consumer], 0, shared.k[at.stage]);
+        gpu::mbarrier_wait(shared.v_full[before.stage], before.parity);  // V may still be on its way until here
+        kernel::start_output(o_reg, p_reg, shared.v[before.stage]);
+        turns.pass_on();
+        gpu::wgmma_wait<1>();
+        gpu::keep(s_reg);
+        if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
+        finish_scores(s_reg, step);
+        gpu::wgmma_wait<0>();
+        gpu::keep(o_reg);
+        if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[before.stage]);
+        kernel::scale_rows(o_reg, rescale);
+        kernel::pack<T>(p_reg, s_reg);
+      }
+      if (tiles > 0) {
+        gpu::mbarrier_wait(shared.v_full[at.stage], at.parity);
+        turns.wait();
+        kernel::start_output(o_reg, p_reg, shared.v[at.stage]);
+        turns.pass_on();
+        gpu::wgmma_wait<0>();
+        gpu::keep(o_reg);
+        if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[at.stage]);
+        at.advance();
+      }
+
+      if (leads) gpu::tma_store_wait_read<0>();  // O of the work before has left
+      gpu::named_barrier_sync(own_barrier, kernel::kWarpgroupThreads);
+      if (Shared::kOwnO && leads) gpu::mbarrier_arrive(shared.q_empty[consumer]);  // all four warps are done with Q
+      kernel::put_rows(shared.o(consumer), o_reg, m, l, args, work.batch, work.head, first_query, row, lane);
+      gpu::async_proxy_fence();
+      gpu::named_barrier_sync(own_barrier, kernel::kWarpgroupThreads);
+      if (leads) {
+        if (first_query < args.seqlen_q) {
+#pragma unroll
+          for (int panel = 0; panel < Tile::kPanels; ++panel) {
+            gpu::tma_store(maps.o, shared.o(consumer).at(panel * Shared::QTile::kPanel),
+                           panel * Shared::QTile::kPanelColumns, first_query, work.head, work.batch);
+          }
+          gpu::tma_store_commit();
+        }
+        if (!Shared::kOwnO) {
+          gpu::tma_store_wait_read<0>();
+          gpu::mbarrier_arrive(shared.q_empty[consumer]);
+        }
+      }
+    }
+    turns.end();
+    if (leads) gpu::tma_store_wait<0>();  // shared memory is the block's only as long as the block runs
+  }
+}
+
+/// Step 4 for one head_dim.
+///
+/// \param most_blocks fewer blocks than multiprocessors, for tests
+template <int kHeadDim>
+stage::ForwardKernel persistent(int most_blocks = 1 << 30) {
+  using AnyTile = SpecializedTile<gpu::bf16, kHeadDim>;
+  const std::string name = "persistent";
+  return {.name = name,
+          .summary = "a block a multiprocessor takes one work after the other",
+          .require = [name](const Problem& p) { require<PersistentShared<AnyTile>>(name, p); },
+          .workspace_bytes = [](const Problem&) { return sizeof(int); },
+          .traffic = [](const Problem& p) { return attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc); },
+          .run =
+              [most_blocks]<stage::SixteenBits T>(const ForwardArgs<T>& args, void* workspace) {
+                using Tile = SpecializedTile<T, kHeadDim>;
+                const auto schedule = Schedule::of<Tile>(args, static_cast<int*>(workspace));
+                if (schedule.works == 0) return;
+                if (schedule.counter) gpu::fill_bytes(schedule.counter, 0, sizeof(int));
+                const int blocks = std::min({schedule.works, gpu::device().multiprocessors, most_blocks});
+                gpu::launch<PersistentShared<Tile>>(persistent_kernel<Tile>, {.grid = blocks, .block = Tile::kThreads},
+                                                    make_maps<Tile>(args, kernel::kWarpgroupRows), args, schedule);
+              }};
+}
+
+}  // namespace warp_specialization

@@ -30,9 +30,10 @@ struct Schedule {
     const std::int64_t kv_bytes = std::int64_t{2} * sizeof(typename Tile::T) * args.seqlen_kv * args.head_dim;
     const std::int64_t kv_heads = std::max<std::int64_t>(1, kSectionBytes / std::max<std::int64_t>(1, kv_bytes));
     const std::int64_t section = std::min<std::int64_t>(heads, kv_heads * (args.heads_q / args.heads_kv));
-    const bool equal = args.mask == attention::Mask::none();
-    return {query_tiles, heads * query_tiles, static_cast<int>(section), equal ? nullptr : counter};
+    return {query_tiles, heads * query_tiles, static_cast<int>(section), asks(args.mask) ? counter : nullptr};
   }
+  /// Whether blocks ask the counter, once after each work: where rows may see different numbers of keys.
+  static bool asks(attention::Mask mask) { return mask != attention::Mask::none(); }
 
   __device__ int first() const { return static_cast<int>(blockIdx.x); }
   /// One thread of the block asks.

@@ -214,7 +214,15 @@ stage::ForwardKernel persistent(int most_blocks = 1 << 30) {
           .summary = "a block a multiprocessor takes one work after the other",
           .require = [name](const Problem& p) { require<PersistentShared<AnyTile>>(name, p); },
           .workspace_bytes = [](const Problem&) { return sizeof(int); },
-          .traffic = [](const Problem& p) { return attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc); },
+          .traffic =
+              [](const Problem& p) {
+                attention::Traffic traffic = attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc);
+                const double asked =
+                    Schedule::asks(p.mask) * double(p.batch) * p.heads_q * tiles_of(p.seqlen_q, AnyTile::kBr);
+                traffic.loaded += asked * sizeof(int);
+                traffic.stored += asked * sizeof(int);
+                return traffic;
+              },
           .run =
               [most_blocks]<stage::SixteenBits T>(const ForwardArgs<T>& args, void* workspace) {
                 using Tile = SpecializedTile<T, kHeadDim>;

@@ -250,7 +250,8 @@ void compute_before(std::uint64_t end, WarpProducts& warp_products, const Block&
   }
 }
 
-/// The operands are read from now on, until the warp has waited.
+/// The operands are read from now on, until the warp has waited. All of A on behalf of every warp, though a warp's own
+/// results need 16 rows of it: the product is the warpgroup's, and nothing says which warp has which part read.
 void note_reads(Block& block, int warp, WarpProducts& warp_products, std::uint64_t group, const ProductRequest& request,
                 Site site) {
   RaceChecker& race = *block.race;
@@ -268,8 +269,7 @@ void note_reads(Block& block, int warp, WarpProducts& warp_products, std::uint64
     race.shared_access(reader, block.rank, offset, 16, AccessKind::load, place);
   };
   if (!request.a) {
-    for_each_operand_chunk(decode(request.a_descriptor, request.major_a, request.element, 64), 16 * (warp % kWarps), 16,
-                           read);
+    for_each_operand_chunk(decode(request.a_descriptor, request.major_a, request.element, 64), 0, 64, read);
   }
   for_each_operand_chunk(decode(request.b_descriptor, request.major_b, request.element, request.n), 0, request.n, read);
 }

@@ -68,8 +68,9 @@ TEST_CASE("the bytes of a causal case, by hand") {
   // Two tiles of 128 queries: the first sees 128 keys, the second all 130.
   const Problem p = problem(ElementType::bf16, 1, 1, 130, 130, 128, Mask::causal());
   for (const stage::ForwardKernel& kernel : warp_specialization_kernels()) {
-    CHECK(kernel.traffic(p).loaded == 2 * 128 * (130 + 2 * (128 + 130)));
-    CHECK(kernel.traffic(p).stored == 130 * (2 * 128 + 4));
+    const int counter = kernel.name == "persistent" ? 2 * 4 : 0;  // asked after each of the two works
+    CHECK(kernel.traffic(p).loaded == 2 * 128 * (130 + 2 * (128 + 130)) + counter);
+    CHECK(kernel.traffic(p).stored == 130 * (2 * 128 + 4) + counter);
   }
 }
 
@@ -144,24 +145,34 @@ TEST_CASE("the same bits under every schedule and in both deliveries") {
 
 TEST_CASE("no wait, no fence and no barrier can be left out unnoticed") {
   if (!gpu::device().checked) return;
-  // More than 2 · stages tiles of keys, so that each buffer is loaded again after it has been read, and twice.
-  const Problem p = problem(ElementType::bf16, 1, 1, 66, 5 * 128 - 30, 64, Mask::none());
+  // More than 2 · stages tiles of keys, so that each place is loaded again after it has been read, and twice.
+  const Problem one_work = problem(ElementType::bf16, 1, 1, 66, 5 * 128 - 30, 64, Mask::none());
+  // The same for a block with several works.
+  const Problem works = problem(ElementType::bf16, 3, 3, 66, 2 * 128 - 30, 64, Mask::causal());
   // A block none of whose rows sees a key: what guards the end of a block that has visited no tile.
-  const Problem nothing_seen = problem(ElementType::bf16, 1, 1, 132, 3, 64, Mask::causal());
-  for (const stage::ForwardKernel& kernel : warp_specialization_kernels()) {
+  const Problem nothing_seen = problem(ElementType::bf16, 1, 1, 200, 3, 64, Mask::causal());
+  std::vector<stage::ForwardKernel> kernels = warp_specialization_kernels();
+  kernels.back() = warp_specialization::persistent<64>(1);
+  for (const stage::ForwardKernel& kernel : kernels) {
+    const Problem& p = kernel.name == "persistent" ? works : one_work;
     gpu::reset_synchronisations_seen();
     run(kernel, p);
     run(kernel, nothing_seen);
+    std::vector<std::string> unnoticed;
     for (const gpu::SourceLine& line : gpu::synchronisations_seen()) {
-      INFO(kernel.name << ", without " << line.file << ":" << line.line);
-      int noticed = 0;
+      bool noticed = false;
       for (const gpu::Delivery delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately})
         for (const std::uint64_t seed : {0, 1, 2}) {
-          std::string report = report_without(kernel, p, line, seed, delivery);
-          if (report.empty()) report = report_without(kernel, nothing_seen, line, seed, delivery);
-          noticed += !report.empty();
+          noticed = noticed || !report_without(kernel, p, line, seed, delivery).empty() ||
+                    !report_without(kernel, nothing_seen, line, seed, delivery).empty();
         }
-      CHECK(noticed > 0);
+      if (!noticed) unnoticed.push_back(line.file + ":" + std::to_string(line.line));
     }
+    for (const std::string& line : unnoticed) UNSCOPED_INFO(line);
+    // Steps 2 and 3 share the end of step 1, where a warpgroup meets before it overwrites Q. Their last turn has been
+    // such a meeting already.
+    const bool takes_turns = kernel.name == "ping_pong" || kernel.name == "overlap";
+    INFO(kernel.name);
+    CHECK(static_cast<int>(unnoticed.size()) == (takes_turns ? 1 : 0));
   }
 }

@@ -113,7 +113,7 @@ std::vector<Operand> operands() {
 struct WgmmaWork {
   std::string kernel;
   int head_dim = 0, br = 0, bc = 0, warpgroups = 0, stages = 0;
-  int blocks = 0;         ///< of a multiprocessor, at least: for so many the registers are shared out
+  int blocks = 0;         ///< of a multiprocessor, at least (resident_blocks)
   int products_s = 0;     ///< WGMMA of a warpgroup for S, 64 × Bc × 16 each
   int products_o = 0;     ///< and for O, 64 × head_dim × 16 each
   int read_bytes = 0;     ///< of shared memory, by a warpgroup's products: A once, where it is there, and B once
@@ -170,6 +170,17 @@ struct WgmmaWork {
   double share_apart() const { return std::min(share_of_units(), blocks * warpgroups * share_in_step()); }
 };
 
+/// Blocks that a multiprocessor of an H100 or H200 has room for at a time, if its lanes take all the registers that the
+/// kernel's launch bounds let them have. With fewer there may be more.
+template <class Tile>
+constexpr int resident_blocks() {
+  constexpr int kRegisters = 65536, kSharedBytes = 233472, kReservedBytes = 1024;  // of a multiprocessor; of a block
+  // A lane has up to 255, and they are given out by eights.
+  constexpr int kOfLane = std::min(256, kRegisters / (Tile::kThreads * Tile::kBlocks) / 8 * 8);
+  const int by_shared_memory = kSharedBytes / (static_cast<int>(sizeof(WgmmaShared<Tile>)) + kReservedBytes);
+  return std::min(by_shared_memory, kRegisters / (Tile::kThreads * kOfLane));
+}
+
 /// The work of a kernel for a tile that no mask cuts.
 template <class Tile>
 WgmmaWork wgmma_work(const std::string& kernel) {
@@ -179,7 +190,7 @@ WgmmaWork wgmma_work(const std::string& kernel) {
                  .bc = Tile::kBc,
                  .warpgroups = Tile::kWarpgroups,
                  .stages = Tile::kStages,
-                 .blocks = Tile::kBlocks};
+                 .blocks = resident_blocks<Tile>()};
   constexpr int kElement = static_cast<int>(sizeof(typename Tile::T));
   constexpr int kRowStep = 16 * kElement;  // bytes that one row or column brings to a product
   work.products_s = Tile::kColumnSteps;

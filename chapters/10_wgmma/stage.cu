@@ -39,6 +39,7 @@ std::string number(std::uint32_t n) { return text("%u", n); }
 template <int kHeadDim>
 void show_layout_of(stage::Program& program) {
   using Tile = wgmma::SharedTiles<gpu::bf16, kHeadDim>;
+  using QTile = typename wgmma::WgmmaShared<Tile>::QTile;
   using KTile = typename wgmma::WgmmaShared<Tile>::KTile;
   Table lines;
   const auto add_line = [&](int panel, int row) {
@@ -72,9 +73,10 @@ void show_layout_of(stage::Program& program) {
       std::vector<std::string> row = {operand.name, text("%d", step), number(added)};
       for (const auto& [mn, k] : {std::pair(0, 0), std::pair(0, 8), std::pair(1, 0), std::pair(8, 0)}) {
         const std::uint32_t read = wgmma::operand_byte(operand.descriptor + added, operand.major, mn, k) - f.address;
+        const int tile_row = along_rows ? mn : 16 * step + k, column = along_rows ? 16 * step + k : mn;
         const std::uint32_t laid =
-            along_rows ? wgmma::tile_byte<KTile>(mn, 16 * step + k) : wgmma::tile_byte<KTile>(16 * step + k, mn);
-        row.push_back(text("(%d, %d): %u", along_rows ? mn : 16 * step + k, along_rows ? 16 * step + k : mn, read));
+            operand.name == "Q" ? wgmma::tile_byte<QTile>(tile_row, column) : wgmma::tile_byte<KTile>(tile_row, column);
+        row.push_back(text("(%d, %d): %u", tile_row, column, read));
         if (read != laid)
           program.fail(text("%s, step %d: read at %u, laid at %u", operand.name.c_str(), step, read, laid));
       }

@@ -186,6 +186,20 @@ TEST_CASE("a tile on paper, by hand") {
   CHECK(wgmma::wgmma_works<256>()[0].own_tensor_cycles() == 16 * 32 + 4 * 128);
 }
 
+TEST_CASE("blocks of a multiprocessor, by hand") {
+  // Step 1: three blocks of 128 threads with 168 registers each are 64512 of 65536. With 255, given out as 256, two.
+  CHECK(wgmma::wgmma_works<64>()[0].blocks == 3);
+  CHECK(wgmma::wgmma_works<128>()[0].blocks == 2);  // 80 KiB and 1 KiB, twice, of 228
+  CHECK(wgmma::wgmma_works<256>()[0].blocks == 2);  // 96 KiB
+  // Step 2: 256 threads with 256 registers are all there are.
+  for (const int blocks :
+       {wgmma::wgmma_works<64>()[1].blocks, wgmma::wgmma_works<128>()[1].blocks, wgmma::wgmma_works<256>()[1].blocks}) {
+    CHECK(blocks == 1);
+  }
+  using Small = wgmma::WgmmaTile<gpu::bf16, 64, 1, 4, 1>;  // four stages: 136 KiB
+  CHECK(wgmma::resident_blocks<Small>() == 1);
+}
+
 TEST_CASE("tensor cycles are the FLOP of the tile over the peak") {
   for (const std::vector<WgmmaWork>& works :
        {wgmma::wgmma_works<64>(), wgmma::wgmma_works<128>(), wgmma::wgmma_works<256>()})

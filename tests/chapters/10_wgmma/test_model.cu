@@ -92,14 +92,15 @@ WgmmaWork example() {
 }  // namespace
 
 TEST_CASE("the fields of a descriptor, by hand") {
-  // Address 0x8000 is 2048 sixteens, 16384 bytes are 1024 of them, 1024 bytes 64; the code of 128 bytes is 1.
-  const gpu::MatrixDescriptor descriptor{(1ull << 62) | (64ull << 32) | (1024ull << 16) | 2048ull};
+  // Address 0x38000, 224 KiB, is 14336 sixteens, 16384 bytes are 1024 of them, 1024 bytes 64; the
+  // code of 128 bytes is 1.
+  const gpu::MatrixDescriptor descriptor{(1ull << 62) | (64ull << 32) | (1024ull << 16) | 14336ull};
   const wgmma::DescriptorFields f = fields_of(descriptor);
-  CHECK(f.address == 0x8000);
+  CHECK(f.address == 0x38000);
   CHECK(f.leading == 16384);
   CHECK(f.stride == 1024);
   CHECK(f.swizzle_code == 1);
-  CHECK(gpu::matrix_descriptor_at(0x8000, gpu::Swizzle::bytes_128, 16384, 1024).bits == descriptor.bits);
+  CHECK(gpu::matrix_descriptor_at(0x38000, gpu::Swizzle::bytes_128, 16384, 1024).bits == descriptor.bits);
   CHECK(fields_of(gpu::matrix_descriptor_at(0, gpu::Swizzle::bytes_32, 0, 0)).swizzle_code == 3);
 }
 

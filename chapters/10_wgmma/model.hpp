@@ -77,13 +77,13 @@ struct Operand {
   std::vector<std::uint32_t> added;  ///< by each step, in bytes
 };
 
-/// Q of the last warpgroup, K and V of the first stage: what multiply_scores and add_output make of WgmmaShared.
+/// Q of the last warpgroup, K and V of the first stage: what start_scores and start_output make of WgmmaShared.
 template <class Tile>
 std::vector<Operand> operands() {
   using Shared = WgmmaShared<Tile>;
   using QTile = typename Shared::QTile;
   using KTile = typename Shared::KTile;
-  const int first_row = Tile::kBr - kWarpgroupRows;
+  const int first_row = Tile::kBr - kernel::kWarpgroupRows;
   const auto along_rows = [](std::size_t address) {
     return gpu::matrix_descriptor_at(static_cast<std::uint32_t>(address), gpu::Swizzle::bytes_128, 0,
                                      KTile::kGroupBytes);
@@ -141,7 +141,7 @@ struct WgmmaWork {
   double own_tensor_cycles() const { return products_s * product_cycles(bc) + products_o * product_cycles(head_dim); }
   /// A warpgroup has a warp on each of the four schedulers, and each of those starts an instruction a cycle.
   double own_softmax_cycles() const {
-    return std::max(exponentials * kWarpgroupThreads / kExponentials, double(exponentials + other_softmax));
+    return std::max(exponentials * kernel::kWarpgroupThreads / kExponentials, double(exponentials + other_softmax));
   }
   /// For the tile to arrive, where nothing else is done meanwhile: with one stage.
   double own_copy_cycles() const { return stages == 1 ? copied_bytes / kL2Bytes : 0; }
@@ -151,7 +151,7 @@ struct WgmmaWork {
   double tensor_cycles() const { return warpgroups * own_tensor_cycles(); }
   double data_cycles() const { return (double(warpgroups) * read_bytes + copied_bytes) / kSharedBytes; }
   double l2_cycles() const { return copied_bytes / kL2Bytes; }
-  double exponential_cycles() const { return warpgroups * exponentials * kWarpgroupThreads / kExponentials; }
+  double exponential_cycles() const { return warpgroups * exponentials * kernel::kWarpgroupThreads / kExponentials; }
   double issue_cycles() const {
     return double(warpgroups) * (products_s + products_o + exponentials + other_softmax + copies);
   }
@@ -195,8 +195,8 @@ WgmmaWork wgmma_work(const std::string& kernel) {
   constexpr int kRowStep = 16 * kElement;  // bytes that one row or column brings to a product
   work.products_s = Tile::kColumnSteps;
   work.products_o = Tile::kKeySteps;
-  work.read_bytes =
-      Tile::kColumnSteps * (kWarpgroupRows + Tile::kBc) * kRowStep + Tile::kKeySteps * Tile::kHeadDim * kRowStep;
+  work.read_bytes = Tile::kColumnSteps * (kernel::kWarpgroupRows + Tile::kBc) * kRowStep +
+                    Tile::kKeySteps * Tile::kHeadDim * kRowStep;
   work.copied_bytes = 2 * Tile::kBc * Tile::kHeadDim * kElement;
   work.copies = work.copied_bytes / 16 / Tile::kThreads;
   const int elements = 4 * Tile::kKeyTiles, rows = 2;  // of a lane

@@ -111,7 +111,7 @@ std::vector<Started> started_by(int warp) {
   bool in_products = false;
   for (const gpu::TimelineEvent& event : gpu::emulator_timeline()) {
     if (event.block != 0 || event.warp != warp || event.kind == gpu::TimelineEvent::Kind::wait_end) continue;
-    const bool of_product = event.line.file.ends_with("10_wgmma/tile.cuh");
+    const bool of_product = event.line.file.ends_with("kernel/warpgroup.cuh");
     if (event.kind == gpu::TimelineEvent::Kind::issue) {
       if (of_product && in_products) continue;  // a group is one
       in_products = of_product;
@@ -123,10 +123,10 @@ std::vector<Started> started_by(int warp) {
         copies += 1;
       }
     } else {
-      // A wait in tile.cuh is for products; the first one after them in the kernel is for copies.
+      // The first wait after products is for them, the next one for copies.
       for (Started& started : list) {
         const bool is_copy = started.what.starts_with("copies");
-        if (started.waited_at == 0 && is_copy != of_product) started.waited_at = event.step;
+        if (started.waited_at == 0 && is_copy != in_products) started.waited_at = event.step;
       }
       in_products = false;
     }

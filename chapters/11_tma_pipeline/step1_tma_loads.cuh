@@ -92,10 +92,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     kernel::start_output(o_reg, p_reg, shared.v[stage]);
     gpu::wgmma_wait<0>();
     gpu::keep(o_reg);
-    __syncthreads();  // all products have read this tile
+    __syncthreads();  // all products have read this tile, and after the last one Q
     if (thread == 0 && tile + Tile::kStages < tiles) start_loading(tile + Tile::kStages);
   }
-  __syncthreads();  // nobody reads Q any more, also where no tile was visited
   kernel::write_rows(shared.q, o_reg, m, l, args, batch, head, first_query, warp_row, lane);
 }
 

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       gpu::mbarrier_wait(shared.v_empty[place], used);
       start_loading(shared.v, maps.v, shared.v_full, next);
     }
-    __syncwarp();
+    __syncwarp();  // a warp waits for products as one
     gpu::wgmma_wait<0>();
     gpu::keep(s_reg);
     if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[stage]);

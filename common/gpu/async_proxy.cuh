@@ -5,9 +5,10 @@
 /// Ordinary loads and stores of threads (ldmatrix, stmatrix and cp.async too) go through the *generic proxy*. TMA and
 /// WGMMA read and write through the *async proxy*. A barrier orders threads; it does not order the two proxies.
 ///
-///     thread writes, TMA or WGMMA reads:   every writing thread calls async_proxy_fence(), *then* the barrier, then
-///     the read TMA writes, thread reads:            the wait on the mbarrier is enough thread reads, TMA writes again:
-///     the barrier is enough
+/// - A thread writes, TMA or WGMMA reads: every writing thread calls async_proxy_fence(), *then* the barrier, then the
+///   read.
+/// - TMA writes, a thread reads: the wait on the mbarrier is enough.
+/// - A thread reads, TMA writes again: the barrier is enough.
 ///
 /// The emulator remembers which bytes a thread wrote without a fence since, and reports the asynchronous read of them.
 ///

@@ -6,14 +6,15 @@
 ///
 /// by the 128 threads of a *warpgroup*, four warps from a multiple of four on. A is 64 × K, B is K × N, with K = 16 for
 /// fp16 and bf16 and K = 32 for fp8; N is a multiple of 8 from 8 to 256. B comes from shared memory; A too, through a
-/// MatrixDescriptor
-/// ("SS"), or from registers ("RS"). D is in registers: with warp w, g = lane / 4, t = lane % 4, and j = 0 … N / 8 − 1
+/// MatrixDescriptor ("SS"), or from registers ("RS"). D is in registers: with warp w, g = lane / 4, t = lane % 4, and
+/// j = 0 … N / 8 − 1
 ///
 ///     d[4j],     d[4j + 1]:   row 16w + g,      columns 8j + 2t, 8j + 2t + 1
 ///     d[4j + 2], d[4j + 3]:   row 16w + g + 8,  the same columns
 ///
-/// (d may also be given as float[N / 8][4], one row for each j), and A from registers is the fragment of mma_16x8x16 for rows 16w … 16w + 15 (tensor_core.cuh); for fp8 each register
-/// has four elements, columns 4t … 4t + 3 and, in a[2], a[3], 16 further on.
+/// (d may also be given as float[N / 8][4], one row for each j). A from registers is the fragment of mma_16x8x16 for
+/// rows 16w … 16w + 15 (tensor_core.cuh); for fp8 each register has four elements, columns 4t … 4t + 3 and, in a[2],
+/// a[3], 16 further on.
 ///
 /// **Shared memory operands.** K-major: the elements of a row of A (a column of B) along K are neighbours. MN-major:
 /// those along M or N are (fp16 and bf16 only). With a swizzle of W = 32, 64 or 128 bytes (swizzle.cuh) the matrix

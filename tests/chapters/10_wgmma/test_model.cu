@@ -59,7 +59,7 @@ template <class Tile>
 __global__ void descriptors_kernel(std::uint64_t* bits_gmem) {  // [4]
   auto& shared = gpu::shared_memory<wgmma::WgmmaShared<Tile>>();
   if (threadIdx.x != 0) return;
-  bits_gmem[0] = shared.q.along_rows(Tile::kBr - wgmma::kWarpgroupRows).bits;
+  bits_gmem[0] = shared.q.along_rows(Tile::kBr - kernel::kWarpgroupRows).bits;
   bits_gmem[1] = shared.k[0].along_rows().bits;
   bits_gmem[2] = shared.v[0].down_columns().bits;
   bits_gmem[3] = shared.q.along_rows().bits;
@@ -241,7 +241,7 @@ TEST_CASE("warps start as many products as the model says") {
     std::map<int, int> of_warp;
     for (const gpu::TimelineEvent& event : gpu::emulator_timeline()) {
       const bool product =
-          event.kind == gpu::TimelineEvent::Kind::issue && event.line.file.ends_with("10_wgmma/tile.cuh");
+          event.kind == gpu::TimelineEvent::Kind::issue && event.line.file.ends_with("kernel/warpgroup.cuh");
       if (product) of_warp[event.warp] += 1;
     }
     CHECK(of_warp.size() == std::size_t(4) * static_cast<std::size_t>(work.warpgroups));

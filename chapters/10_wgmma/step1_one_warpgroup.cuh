@@ -95,6 +95,7 @@ stage::ForwardKernel one_warpgroup() {
           .summary = "products from shared memory (WGMMA), 64 rows a block, one after the other",
           .require =
               [name](const Problem& p) {
+                stage::require_hopper(name);
                 stage::require_16_byte_rows(name, p);
                 stage::require_shared_memory(name, sizeof(WgmmaShared<AnyTile>));
               },

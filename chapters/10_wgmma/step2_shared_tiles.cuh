@@ -93,6 +93,7 @@ stage::ForwardKernel shared_tiles() {
           .summary = "two warpgroups share tiles of K and V, and the next is on its way",
           .require =
               [name](const Problem& p) {
+                stage::require_hopper(name);
                 stage::require_16_byte_rows(name, p);
                 stage::require_shared_memory(name, sizeof(WgmmaShared<AnyTile>));
               },

@@ -15,6 +15,7 @@
 #include "common/kernel/row_fragments.cuh"
 #include "common/kernel/tiles.hpp"
 #include "common/kernel/warpgroup.cuh"
+#include "common/stage/hopper.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace wgmma {

@@ -107,7 +107,9 @@ stage::ForwardKernel tma_loads() {
           .summary = "one thread has tiles copied by TMA; an mbarrier counts their bytes",
           .require =
               [name](const Problem& p) {
+                stage::require_hopper(name);
                 stage::require_16_byte_rows(name, p);
+                stage::require_tensor_maps(name, p);
                 stage::require_shared_memory(name, sizeof(TmaLoadsShared<AnyTile>));
               },
           .traffic = [](const Problem& p) { return attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc); },

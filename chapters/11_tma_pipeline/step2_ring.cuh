@@ -146,7 +146,9 @@ stage::ForwardKernel ring() {
           .summary = "K and V in a ring of places, each with a full and an empty barrier; O stored by TMA",
           .require =
               [name](const Problem& p) {
+                stage::require_hopper(name);
                 stage::require_16_byte_rows(name, p);
+                stage::require_tensor_maps(name, p);
                 stage::require_shared_memory(name, sizeof(RingShared<AnyTile>));
               },
           .traffic = [](const Problem& p) { return attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc); },

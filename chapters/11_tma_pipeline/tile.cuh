@@ -16,6 +16,7 @@
 #include "common/kernel/row_map.hpp"
 #include "common/kernel/tiles.hpp"
 #include "common/kernel/warpgroup.cuh"
+#include "common/stage/hopper.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace tma_pipeline {

@@ -18,6 +18,7 @@
 #include "common/kernel/row_map.hpp"
 #include "common/kernel/tiles.hpp"
 #include "common/kernel/warpgroup.cuh"
+#include "common/stage/hopper.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace warp_specialization {
@@ -184,7 +185,9 @@ __device__ void store_rows(SpecializedShared<Tile>& shared, const Maps& maps, co
 /// What all steps ask of a problem.
 template <class Shared>
 void require(const std::string& name, const Problem& p) {
+  stage::require_hopper(name);
   stage::require_16_byte_rows(name, p);
+  stage::require_tensor_maps(name, p);
   stage::require_shared_memory(name, sizeof(Shared));
 }
 

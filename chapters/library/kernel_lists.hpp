@@ -44,5 +44,9 @@ std::vector<ListedKernel> chapter_06();
 std::vector<ListedKernel> chapter_07();
 std::vector<ListedKernel> chapter_08();
 std::vector<ListedKernel> chapter_09();
+// Of sm_90a alone: not there in a library that is built for other GPUs only.
+std::vector<ListedKernel> chapter_10();
+std::vector<ListedKernel> chapter_11();
+std::vector<ListedKernel> chapter_12();
 
 }  // namespace library

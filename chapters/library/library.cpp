@@ -30,6 +30,11 @@ const std::vector<ListedKernel>& kernels() {
                                 chapter_08(), chapter_09()}) {
       list.insert(list.end(), chapter.begin(), chapter.end());
     }
+#ifdef BOOK_HAS_HOPPER_CHAPTERS
+    for (const auto& chapter : {chapter_10(), chapter_11(), chapter_12()}) {
+      list.insert(list.end(), chapter.begin(), chapter.end());
+    }
+#endif
     return list;
   }();
   return all;

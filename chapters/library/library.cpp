@@ -10,6 +10,7 @@
 #include "chapters/library/book.h"
 #include "chapters/library/kernel_lists.hpp"
 #include "common/gpu/device.hpp"
+#include "common/gpu/foreign_memory.hpp"
 
 #define BOOK_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -25,6 +26,7 @@ using stage::Refused;
 
 const std::vector<ListedKernel>& kernels() {
   static const std::vector<ListedKernel> all = [] {
+    gpu::allow_foreign_memory();
     std::vector<ListedKernel> list;
     for (const auto& chapter : {chapter_02(), chapter_03(), chapter_04(), chapter_05(), chapter_06(), chapter_07(),
                                 chapter_08(), chapter_09()}) {

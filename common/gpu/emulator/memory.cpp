@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "common/gpu/emulator/block.hpp"
+#include "common/gpu/foreign_memory.hpp"
 #include "common/gpu/memory_account.hpp"
 #include "common/gpu/reserved_memory.hpp"
 
@@ -44,6 +45,7 @@ std::mutex g_mutex;
 std::map<std::uintptr_t, Allocation> g_allocations;  ///< by mapping
 std::deque<std::uintptr_t> g_freed;                  ///< mappings of freed buffers, oldest first
 constexpr std::size_t kFreedKept = 256;
+std::atomic<bool> g_foreign_allowed{false};
 
 std::size_t red_zone_end(const Allocation& a) { return a.mapping + a.mapping_bytes - kMargin - a.data; }
 
@@ -205,6 +207,8 @@ std::string device_memory_damage() {
   return {};
 }
 
+bool is_foreign(std::uintptr_t address) { return g_foreign_allowed && !find_allocation(address); }
+
 std::string describe_address(std::uintptr_t address) {
   if (const Allocation* a = find_allocation(address)) {
     const std::string what =
@@ -291,6 +295,8 @@ void deallocate(void* pointer) noexcept {
   }
 }
 
+void allow_foreign_memory() { g_foreign_allowed = !checking(); }
+
 namespace {
 
 Allocation& require_range(const void* pointer, std::size_t bytes, const char* what) {
@@ -317,6 +323,10 @@ void copy_to_host(void* to, const void* from, std::size_t bytes) {
 }
 void fill_bytes(void* to, unsigned char value, std::size_t bytes) {
   host_waited();
+  if (is_foreign(reinterpret_cast<std::uintptr_t>(to))) {
+    std::memset(to, value, bytes);
+    return;
+  }
   Allocation& a = require_range(to, bytes, "fill");
   std::memset(to, value, bytes);
   const std::size_t offset = reinterpret_cast<std::uintptr_t>(to) - a.data;

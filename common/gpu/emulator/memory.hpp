@@ -34,6 +34,9 @@ struct Allocation {
 /// launch neither allocates nor frees.
 Allocation* find_allocation(std::uintptr_t address);
 
+/// Whether nobody has allocated the address here and such memory is allowed (foreign_memory.hpp).
+bool is_foreign(std::uintptr_t address);
+
 /// The host wrote these bytes.
 void mark_written(Allocation& allocation, std::size_t offset, std::size_t bytes);
 

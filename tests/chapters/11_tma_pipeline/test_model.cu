@@ -61,6 +61,7 @@ TEST_CASE("rows of a box, by hand") {
   CHECK(tma_pipeline::rows_of_box(256, 128, 320).inside == 64);  // rows 256 to 319
   CHECK(tma_pipeline::rows_of_box(256, 128, 320).outside == 64);
   CHECK(tma_pipeline::rows_of_box(320, 128, 320).inside == 0);
+  CHECK(tma_pipeline::rows_of_box(400, 128, 320).outside == 128);
   CHECK(tma_pipeline::rows_of_box(-3, 8, 320).inside == 5);  // a load may begin before the first row
   CHECK(tma_pipeline::rows_of_box(-3, 8, 2).outside == 6);
 }

@@ -4,8 +4,7 @@
 ///
 ///   - No thread computes an address or copies: a tile is four numbers and a tensor map.
 ///   - An mbarrier a stage counts the bytes. Who waits for its phase sees them, WGMMA included, without a fence.
-///   - Two tiles of K and V take turns. Both are on their way from the start; when a tile has been used, and all
-///   threads
+///   - Two tiles of K and V take turns. Both are on their way from the start; when a tile has been used, and all threads
 ///     have met, the one after the next is asked for.
 ///   - Rows past the end arrive as zeros: the map knows where the array ends.
 ///   - Shared memory: 2 · head_dim · (Br + 4 · Bc) bytes: 160 KB at head_dim 128.

@@ -5,15 +5,14 @@
 /// It goes through phases. A phase ends when the number of arrivals that it was initialised with have come *and* all
 /// bytes that were announced have been delivered; then the next begins by itself, with the same number of arrivals.
 ///
-///     mbarrier_init(bar, arrivals)             one thread, once; then mbarrier_init_fence() and a barrier of the block
-///                                              (of the cluster, if others use it)
-///     mbarrier_arrive(bar)                     one arrival; releases what this thread wrote before
-///     mbarrier_arrive_expect_bytes(bar, n)     announces n bytes, and arrives
-///     mbarrier_expect_bytes(bar, n)            announces n bytes only
-///     mbarrier_arrive_remote(bar, rank)        an arrival at the barrier at the same place in another block of the
-///     cluster mbarrier_wait(bar, parity)               waits until the phase of that parity is over; acquires what
-///     arrivals released
-///                                              and what was delivered
+///     mbarrier_init(bar, arrivals)           one thread, once; then mbarrier_init_fence() and a barrier of the block
+///                                            (of the cluster, if others use it)
+///     mbarrier_arrive(bar)                   one arrival; releases what this thread wrote before
+///     mbarrier_arrive_expect_bytes(bar, n)   announces n bytes, and arrives
+///     mbarrier_expect_bytes(bar, n)          announces n bytes only
+///     mbarrier_arrive_remote(bar, rank)      arrives at the barrier at the same place in another block of the cluster
+///     mbarrier_wait(bar, parity)             waits until the phase of that parity is over; acquires what arrivals
+///                                            released and what was delivered
 ///
 /// Phases are numbered 0, 1, 2, …, and a wait names the last bit of the number. So the wait for parity 1 passes on a
 /// fresh barrier, as if a phase −1 had ended: a producer begins that way on an "empty" barrier. A waiter that lags two

@@ -21,7 +21,8 @@ struct Ratio {
 /// Runs a launch and returns its seconds. Tests bring a clock of their own.
 using Clock = std::function<double(const std::function<void()>& launch)>;
 
-/// GPU events around the launch; waits for it.
+/// GPU events around the launch; waits for it. The GPU passes the first event when the launch stands in its queue
+/// already: the host's time for it does not count.
 Clock device_clock();
 /// The host's clock, for a launch that is over when it returns.
 Clock host_clock();

@@ -168,26 +168,6 @@ void fill_bytes(void* to, unsigned char value, std::size_t bytes) {
   cuda::check(cudaMemset(to, value, bytes), "fill");
 }
 
-struct Stopwatch::Events {
-  cudaEvent_t begin, end;
-};
-Stopwatch::Stopwatch() : events_(std::make_unique<Events>()) {
-  cuda::check(cudaEventCreate(&events_->begin), "cudaEventCreate");
-  cuda::check(cudaEventCreate(&events_->end), "cudaEventCreate");
-}
-Stopwatch::~Stopwatch() {
-  cudaEventDestroy(events_->begin);
-  cudaEventDestroy(events_->end);
-}
-void Stopwatch::start() { cuda::check(cudaEventRecord(events_->begin), "cudaEventRecord"); }
-double Stopwatch::stop_seconds() {
-  cuda::check(cudaEventRecord(events_->end), "cudaEventRecord");
-  cuda::check(cudaEventSynchronize(events_->end), "a timed kernel failed");
-  float milliseconds = 0;
-  cuda::check(cudaEventElapsedTime(&milliseconds, events_->begin, events_->end), "cudaEventElapsedTime");
-  return milliseconds * 1e-3;
-}
-
 // emulation.hpp: a GPU has nothing to switch and counts nothing by itself.
 void set_emulator_options(const EmulatorOptions& options) {
   const EmulatorOptions plain;

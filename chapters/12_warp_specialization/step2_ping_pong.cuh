@@ -46,12 +46,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (thread == 0) init_barriers(shared);
   __syncthreads();
 
-  if (thread < kernel::kWarpgroupThreads) {
+  const int warpgroup = gpu::warp_uniform(thread / kernel::kWarpgroupThreads);
+  if (warpgroup == 0) {
     gpu::release_registers<Tile::kProducerRegisters>();
-    if (thread == 0) produce(shared, maps, work);
+    if (gpu::warp_uniform(thread / gpu::kWarpSize) == 0 && gpu::elect_one()) produce(shared, maps, work);
   } else {
     gpu::take_registers<Tile::kConsumerRegisters>();
-    const int consumer = thread / kernel::kWarpgroupThreads - 1, lane = thread % gpu::kWarpSize;
+    const int consumer = warpgroup - 1, lane = thread % gpu::kWarpSize;
     const int warpgroup_row = consumer * kernel::kWarpgroupRows;
     const int warp_row = thread / gpu::kWarpSize * 16 - kernel::kWarpgroupRows;
     const int tiles = work.tiles();

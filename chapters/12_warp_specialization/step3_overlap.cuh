@@ -10,6 +10,7 @@
 /// Source: Shah et al., "FlashAttention-3" (2024), section 3.2: intra-warpgroup pipelining.
 
 #include <string>
+#include <type_traits>
 
 #include "chapters/12_warp_specialization/step2_ping_pong.cuh"
 
@@ -26,12 +27,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (thread == 0) init_barriers(shared);
   __syncthreads();
 
-  if (thread < kernel::kWarpgroupThreads) {
+  const int warpgroup = gpu::warp_uniform(thread / kernel::kWarpgroupThreads);
+  if (warpgroup == 0) {
     gpu::release_registers<Tile::kProducerRegisters>();
-    if (thread == 0) produce(shared, maps, work);
+    if (gpu::warp_uniform(thread / gpu::kWarpSize) == 0 && gpu::elect_one()) produce(shared, maps, work);
   } else {
     gpu::take_registers<Tile::kConsumerRegisters>();
-    const int consumer = thread / kernel::kWarpgroupThreads - 1, lane = thread % gpu::kWarpSize;
+    const int consumer = warpgroup - 1, lane = thread % gpu::kWarpSize;
     const int warpgroup_row = consumer * kernel::kWarpgroupRows;
     const int warp_row = thread / gpu::kWarpSize * 16 - kernel::kWarpgroupRows;
     const int tiles = work.tiles();
@@ -43,31 +45,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const auto parity_of = [](int step) { return static_cast<std::uint32_t>(step / Tile::kStages % 2); };
     gpu::mbarrier_wait(shared.q_full, 0);
 
-    /// Unrounded P over a tile's scores, which are there.
     float rescale[2];
-    const auto finish_scores = [&](Scores<Tile>& s_reg, int step) {
-      const int first_key = work.first_key(step);
-      if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
-      if (work.needs_mask(first_key)) {
-        kernel::mask_scores(s_reg, args, work.first_query + warp_row, first_key, lane);
+    /// Unrounded P over a tile's scores, which are there.
+    const auto finish_scores = [&](Scores<Tile>& s_reg, int step, auto general) {
+      if constexpr (general) {
+        if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
+        kernel::mask_scores(s_reg, args, work.first_query + warp_row, work.first_key(step), lane);
       }
       kernel::softmax(s_reg, m, l, rescale, scale);
     };
-
-    turns.begin();
-    if (tiles > 0) {
-      Scores<Tile> s_reg;
-      gpu::mbarrier_wait(shared.k_full[0], 0);
-      turns.wait();
-      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[0]);
-      turns.pass_on();
-      gpu::wgmma_wait<0>();
-      gpu::keep(s_reg);
-      if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[0]);
-      finish_scores(s_reg, 0);
-      kernel::pack<T>(p_reg, s_reg);
-    }
-    for (int step = 1; step < tiles; ++step) {
+    /// S of a tile and O of the one before it.
+    const auto add_tile = [&](int step, auto general) {
       const int stage = step % Tile::kStages, stage_before = (step - 1) % Tile::kStages;
       Scores<Tile> s_reg;
       gpu::mbarrier_wait(shared.k_full[stage], parity_of(step));
@@ -79,12 +67,34 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       gpu::wgmma_wait<1>();
       gpu::keep(s_reg);
       if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[stage]);
-      finish_scores(s_reg, step);
+      finish_scores(s_reg, step, general);
       gpu::wgmma_wait<0>();
       gpu::keep(o_reg);
       if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[stage_before]);
       kernel::scale_rows(o_reg, rescale);
       kernel::pack<T>(p_reg, s_reg);
+    };
+    const auto is_general = [&](int step) { return scale.sign != 1 || work.needs_mask(work.first_key(step)); };
+
+    turns.begin();
+    if (tiles > 0) {
+      Scores<Tile> s_reg;
+      gpu::mbarrier_wait(shared.k_full[0], 0);
+      turns.wait();
+      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[0]);
+      turns.pass_on();
+      gpu::wgmma_wait<0>();
+      gpu::keep(s_reg);
+      if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[0]);
+      finish_scores(s_reg, 0, std::true_type());
+      kernel::pack<T>(p_reg, s_reg);
+    }
+    // A mask cuts tiles at either end. Between them the loop has no branch for it, around which nothing could be moved.
+    for (int step = 1; step < tiles;) {
+#pragma unroll 1
+      for (; step < tiles && is_general(step); ++step) add_tile(step, std::true_type());
+#pragma unroll 1
+      for (; step < tiles && !is_general(step); ++step) add_tile(step, std::false_type());
     }
     if (tiles > 0) {
       const int stage = (tiles - 1) % Tile::kStages;

@@ -5,7 +5,7 @@
 ///
 ///   - Each warpgroup that computes has its own place for Q, with its own barriers: it goes on to the next work when it
 ///   is
-///     done, whatever the other does. With Q comes the number of the work, or −1: there is no more.
+///     done, whatever the other does. With Q comes the work, or none: there is no more.
 ///   - O has a place of its own where there is room (head_dim 64 and 128): with O in Q's place the next Q has to wait.
 ///   - schedule.cuh says in which order.
 ///   - Shared memory: 2 · head_dim · (2 · Br + 4 · Bc) bytes: 192 KB at head_dim 128.
@@ -31,7 +31,7 @@ struct PersistentShared {
   KTile k[Tile::kStages], v[Tile::kStages];
   gpu::Mbarrier q_full[Tile::kConsumers], q_empty[Tile::kConsumers];
   gpu::Mbarrier k_full[Tile::kStages], v_full[Tile::kStages], k_empty[Tile::kStages], v_empty[Tile::kStages];
-  int work[Tile::kConsumers];  ///< comes with Q
+  Work<Tile> work[Tile::kConsumers];  ///< comes with Q
 
   __device__ QTile& o(int consumer) { return q[consumer + (kOwnO ? Tile::kConsumers : 0)]; }
 };
@@ -64,7 +64,7 @@ __device__ void produce_all(PersistentShared<Tile>& shared, const Maps& maps, co
 #pragma unroll 1
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
       gpu::mbarrier_wait(shared.q_empty[consumer], round ^ 1);
-      shared.work[consumer] = index;
+      shared.work[consumer] = work;
       load_panels(shared.q[consumer], maps.q, shared.q_full[consumer],
                   work.first_query + consumer * kernel::kWarpgroupRows, work.head, work.batch);
     }
@@ -76,7 +76,7 @@ __device__ void produce_all(PersistentShared<Tile>& shared, const Maps& maps, co
   }
   for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
     gpu::mbarrier_wait(shared.q_empty[consumer], round ^ 1);
-    shared.work[consumer] = -1;
+    shared.work[consumer] = Work<Tile>::none();
     gpu::mbarrier_arrive(shared.q_full[consumer]);
   }
 }
@@ -92,22 +92,23 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (thread == 0) {
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
       gpu::mbarrier_init(shared.q_full[consumer], 1);
-      gpu::mbarrier_init(shared.q_empty[consumer], 1);
+      gpu::mbarrier_init(shared.q_empty[consumer], kernel::kWarpgroupThreads);
     }
     init_stages<Tile>(shared);
     gpu::mbarrier_init_fence();
   }
   __syncthreads();
 
-  if (thread < kernel::kWarpgroupThreads) {
+  const int warpgroup = gpu::warp_uniform(thread / kernel::kWarpgroupThreads);
+  if (warpgroup == 0) {
     gpu::release_registers<Tile::kProducerRegisters>();
-    if (thread == 0) produce_all(shared, maps, args, schedule);
+    if (gpu::warp_uniform(thread / gpu::kWarpSize) == 0 && gpu::elect_one()) produce_all(shared, maps, args, schedule);
   } else {
     gpu::take_registers<Tile::kConsumerRegisters>();
-    const int consumer = thread / kernel::kWarpgroupThreads - 1, lane = thread % gpu::kWarpSize;
+    const int consumer = warpgroup - 1, lane = thread % gpu::kWarpSize;
     const int own_barrier = 1 + Tile::kConsumers + consumer;
     const bool leads = thread % kernel::kWarpgroupThreads == 0;
-    const int row = thread % kernel::kWarpgroupThreads / gpu::kWarpSize * 16;  // the warp's first, of its 64
+    const int row = gpu::warp_uniform(thread % kernel::kWarpgroupThreads / gpu::kWarpSize) * 16;  // the warp's first
     const kernel::FoldedScale scale(args.softmax_scale);
     const Turns<Tile> turns{consumer};
     RingPosition<Tile> at;
@@ -117,9 +118,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
     for (std::uint32_t round = 0;; round ^= 1) {
       gpu::mbarrier_wait(shared.q_full[consumer], round);
-      const int index = shared.work[consumer];
-      if (index < 0) break;
-      const Work<Tile> work = schedule.work<Tile>(args, index);
+      const Work<Tile> work = shared.work[consumer].uniform();
+      if (work.is_none()) break;
       const int tiles = work.tiles(), first_query = work.first_query + consumer * kernel::kWarpgroupRows;
       float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, rescale[2];
 #pragma unroll
@@ -127,26 +127,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_reg[c][e] = 0;
       /// Unrounded P over a tile's scores, which are there.
-      const auto finish_scores = [&](Scores<Tile>& s_reg, int step) {
-        const int first_key = work.first_key(step);
-        if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
-        if (work.needs_mask(first_key)) kernel::mask_scores(s_reg, args, first_query + row, first_key, lane);
+      const auto finish_scores = [&](Scores<Tile>& s_reg, int step, auto general) {
+        if constexpr (general) {
+          if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
+          kernel::mask_scores(s_reg, args, first_query + row, work.first_key(step), lane);
+        }
         kernel::softmax(s_reg, m, l, rescale, scale);
       };
-
-      if (tiles > 0) {
-        Scores<Tile> s_reg;
-        gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
-        turns.wait();
-        kernel::start_scores(s_reg, shared.q[consumer], 0, shared.k[at.stage]);
-        turns.pass_on();
-        gpu::wgmma_wait<0>();
-        gpu::keep(s_reg);
-        if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
-        finish_scores(s_reg, 0);
-        kernel::pack<T>(p_reg, s_reg);
-      }
-      for (int step = 1; step < tiles; ++step) {
+      /// S of a tile and O of the one before it.
+      const auto add_tile = [&](int step, auto general) {
         const RingPosition<Tile> before = at;
         at.advance();
         Scores<Tile> s_reg;
@@ -159,13 +148,34 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         gpu::wgmma_wait<1>();
         gpu::keep(s_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
-        finish_scores(s_reg, step);
+        finish_scores(s_reg, step, general);
         gpu::wgmma_wait<0>();
         gpu::keep(o_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[before.stage]);
         kernel::scale_rows(o_reg, rescale);
         kernel::pack<T>(p_reg, s_reg);
+      };
+      const auto is_general = [&](int step) { return scale.sign != 1 || work.needs_mask(work.first_key(step)); };
+
+      if (tiles > 0) {
+        Scores<Tile> s_reg;
+        gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
+        turns.wait();
+        kernel::start_scores(s_reg, shared.q[consumer], 0, shared.k[at.stage]);
+        turns.pass_on();
+        gpu::wgmma_wait<0>();
+        gpu::keep(s_reg);
+        if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
+        finish_scores(s_reg, 0, std::true_type());
+        kernel::pack<T>(p_reg, s_reg);
       }
+      for (int step = 1; step < tiles;) {
+#pragma unroll 1
+        for (; step < tiles && is_general(step); ++step) add_tile(step, std::true_type());
+#pragma unroll 1
+        for (; step < tiles && !is_general(step); ++step) add_tile(step, std::false_type());
+      }
+      if (Shared::kOwnO) gpu::mbarrier_arrive(shared.q_empty[consumer]);  // Q has been read, and the work
       if (tiles > 0) {
         gpu::mbarrier_wait(shared.v_full[at.stage], at.parity);
         turns.wait();
@@ -179,8 +189,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
       if (leads) gpu::tma_store_wait_read<0>();  // O of the work before has left
       gpu::named_barrier_sync(own_barrier, kernel::kWarpgroupThreads);
-      if (Shared::kOwnO && leads) gpu::mbarrier_arrive(shared.q_empty[consumer]);  // all four warps are done with Q
-      kernel::put_rows(shared.o(consumer), o_reg, m, l, args, work.batch, work.head, first_query, row, lane);
+      kernel::put_rows(shared.o(consumer), o_reg, m, l, args, work.batch, work.head, first_query, row, gpu::lane());
       gpu::async_proxy_fence();
       gpu::named_barrier_sync(own_barrier, kernel::kWarpgroupThreads);
       if (leads) {
@@ -192,10 +201,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           }
           gpu::tma_store_commit();
         }
-        if (!Shared::kOwnO) {
-          gpu::tma_store_wait_read<0>();
-          gpu::mbarrier_arrive(shared.q_empty[consumer]);
-        }
+      }
+      if (!Shared::kOwnO) {
+        if (leads) gpu::tma_store_wait_read<0>();
+        gpu::mbarrier_arrive(shared.q_empty[consumer]);
       }
     }
     turns.end();

@@ -30,8 +30,8 @@ using kernel::tiles_of;
 ///
 ///     head_dim    queries    keys    stages    registers of a lane that computes, and of one that loads
 ///        64         192       128       2          160      32
-///       128         128       128       2          232      40
-///       256         128        80       2          232      40
+///       128         128       128       2          240      24
+///       256         128        80       2          240      24
 template <class T_, int kHeadDim_>
 struct SpecializedTile {
   using T = T_;  ///< fp16 or bf16
@@ -41,7 +41,7 @@ struct SpecializedTile {
   static constexpr int kBr = kConsumers * kernel::kWarpgroupRows;
   static constexpr int kBc = kHeadDim == 256 ? 80 : 128;
   static constexpr int kStages = 2;  ///< tiles of K and of V in shared memory
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160, kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kKeySteps = kBc / 16, kColumnTiles = kHeadDim / 8, kKeyTiles = kBc / 8;
   static constexpr int kPanels = kHeadDim / 64;
 };
@@ -82,6 +82,18 @@ struct Work {
   int batch, head, head_kv, first_query;
   KeyRange visited, unmasked;  ///< whole tiles, and the keys that every row sees
 
+  static __device__ Work none() { return {-1, 0, 0, 0, {}, {}}; }
+  /// The same for the whole warp, as the compiler is to know.
+  __device__ Work uniform() const {
+    using gpu::warp_uniform;
+    return {warp_uniform(batch),
+            warp_uniform(head),
+            warp_uniform(head_kv),
+            warp_uniform(first_query),
+            {warp_uniform(visited.begin), warp_uniform(visited.end)},
+            {warp_uniform(unmasked.begin), warp_uniform(unmasked.end)}};
+  }
+  __device__ bool is_none() const { return batch < 0; }
   __device__ int tiles() const { return tiles_of(visited.end - visited.begin, Tile::kBc); }
   /// The last tile comes first: a causal mask cuts it, and the others follow without one.
   __device__ int first_key(int step) const { return visited.begin + (tiles() - 1 - step) * Tile::kBc; }
@@ -136,7 +148,7 @@ template <class PanelTile>
 __device__ void load_panels(PanelTile& tile_smem, const gpu::TensorMap& map, gpu::Mbarrier& full, int first_row,
                             int head, int batch) {
   gpu::mbarrier_arrive_expect_bytes(full, sizeof tile_smem.elements);
-#pragma unroll
+#pragma unroll 1  // registers are what this thread is short of, not time
   for (int panel = 0; panel < PanelTile::kColumns / PanelTile::kPanelColumns; ++panel) {
     gpu::tma_load(tile_smem.at(panel * PanelTile::kPanel), map, full, panel * PanelTile::kPanelColumns, first_row, head,
                   batch);

@@ -60,26 +60,27 @@ __device__ void start_output(float (&o_reg)[VTile::kColumns / 8][4], const std::
 template <int kKeyTiles>
 __device__ void softmax(float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[2], float (&rescale)[2],
                         const FoldedScale& scale) {
+  // The two rows go side by side, so that one is computed while the other waits.
+  float largest[2] = {m[0], m[1]}, shift[2];
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], s_reg[n][e]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float largest = m[half];
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      largest = fmaxf(largest, fmaxf(s_reg[n][2 * half], s_reg[n][2 * half + 1]));
-    }
-    largest = max_of_row(largest);
-    const float shift = largest == -INFINITY ? 0.0f : largest * scale.factor_log2;
-    rescale[half] = gpu::exp2_approximate(m[half] * scale.factor_log2 - shift);
-    m[half] = largest;
+    largest[half] = max_of_row(largest[half]);
+    shift[half] = largest[half] == -INFINITY ? 0.0f : largest[half] * scale.factor_log2;
+    rescale[half] = gpu::exp2_approximate(m[half] * scale.factor_log2 - shift[half]);
+    m[half] = largest[half];
     l[half] *= rescale[half];
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-      for (int e = 2 * half; e < 2 * half + 2; ++e) {
-        s_reg[n][e] = gpu::exp2_approximate(s_reg[n][e] * scale.factor_log2 - shift);
-        l[half] += s_reg[n][e];
-      }
   }
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s_reg[n][e] = gpu::exp2_approximate(s_reg[n][e] * scale.factor_log2 - shift[e / 2]);
+      l[e / 2] += s_reg[n][e];
+    }
 }
 
 /// A lane's two rows, each times its factor.

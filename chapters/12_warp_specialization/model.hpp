@@ -103,13 +103,14 @@ constexpr double slack(Order order, const TileWork& w) {
 struct StepOnPaper {
   std::string kernel;
   Order order{};
-  bool persistent = false;
   TileWork tile;
-  int bytes_before_first = 0;  ///< Q and the first K
+  /// Q and K that can't come before the work before is done: its block still has their places, or the whole
+  /// multiprocessor. 0 where the next work's have come meanwhile.
+  int bytes_between_works = 0;
   int shared_bytes = 0;
 
-  /// Until the first product of a work may begin: where blocks stay, Q and K have come meanwhile.
-  double load_cycles() const { return persistent ? 0 : bytes_before_first / TileWork::kL2Bytes; }
+  /// For which there is no product between two works.
+  double load_cycles() const { return bytes_between_works / TileWork::kL2Bytes; }
 };
 
 /// Something that a consumer does, or has done for it.
@@ -129,7 +130,7 @@ inline std::vector<PaperSpan> paper_timeline(const StepOnPaper& step, int works,
   std::vector<double> ready(static_cast<std::size_t>(w.consumers), 0.0);
   double tensor = 0, exponentials = 0;  // when the units are free
   for (int work = 0; work < works; ++work) {
-    if (work > 0 && !step.persistent) {
+    if (work > 0 && step.bytes_between_works > 0) {
       tensor = std::max(tensor, *std::max_element(ready.begin(), ready.end())) + step.load_cycles();
       std::fill(ready.begin(), ready.end(), tensor);
     }
@@ -196,12 +197,14 @@ std::vector<StepOnPaper> steps_on_paper() {
   using OneWork = SpecializedShared<Tile>;
   using Works = PersistentShared<Tile>;
   const TileWork tile{Tile::kHeadDim, Tile::kBc, Tile::kConsumers};
-  const int before_first = static_cast<int>(sizeof(typename OneWork::QTile) + sizeof(typename OneWork::KTile));
+  const int q_bytes = static_cast<int>(sizeof(typename OneWork::QTile)),
+            k_bytes = static_cast<int>(sizeof(typename OneWork::KTile));
   const int one_work = static_cast<int>(sizeof(OneWork)), works = static_cast<int>(sizeof(Works));
-  return {{"producer_consumer", Order::in_step, false, tile, before_first, one_work},
-          {"ping_pong", Order::turns, false, tile, before_first, one_work},
-          {"overlap", Order::overlap, false, tile, before_first, one_work},
-          {"persistent", Order::overlap, true, tile, before_first, works}};
+  return {{"producer_consumer", Order::in_step, tile, q_bytes + k_bytes, one_work},
+          {"ping_pong", Order::turns, tile, q_bytes + k_bytes, one_work},
+          {"overlap", Order::overlap, tile, q_bytes + k_bytes, one_work},
+          // With O in Q's place, Q has to wait until it has left.
+          {"persistent", Order::overlap, tile, Works::kOwnO ? 0 : q_bytes, works}};
 }
 
 /// Br rows of a head, and how many tiles of keys they visit.

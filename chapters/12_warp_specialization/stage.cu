@@ -53,9 +53,8 @@ void show_registers(stage::Program& program) {
   add(std::integral_constant<int, 128>());
   add(std::integral_constant<int, 256>());
   program.say(
-      "By formula: registers of a lane at the start, and after setmaxnreg, of the producer and of a consumer; all "
-      "that\n"
-      "the block then holds, of 65536, and what is left over. At the end: a consumer's S, P and O, all alive "
+      "By formula: registers of a lane at the start, and after setmaxnreg, of the producer and of a consumer; all\n"
+      "that the block then holds, of 65536, and what is left over. At the end: a consumer's S, P and O, all alive\n"
       "together.");
   program.table("registers",
                 {"head_dim", "warpgroups", "threads", "at start", "producer", "consumer", "held", "left", "S, P and O"},
@@ -69,9 +68,9 @@ void show_work(stage::Program& program) {
       for_head_dim(p, [](auto d) { return warp_specialization::steps_on_paper<d()>(); });
   const TileWork& w = steps.front().tile;
   program.say(text(
-      "By formula, head_dim %d, a tile of %d keys that no mask cuts: cycles of one warpgroup for S, or for O; for the\n"
-      "maxima, which come before its exponentials, for these, and for rounding P and rescaling O. Then cycles of the\n"
-      "units for all %d consumers: tensor cores, exponentials, L2 and the path to shared memory.",
+      "By formula, head_dim %d, a tile of %d keys that no mask cuts: cycles of one warpgroup for S, or for O; for\n"
+      "the maxima, which come before its exponentials; for these; for rounding P and rescaling O. Then cycles of\n"
+      "the units for all %d consumers: tensor cores, exponentials, L2 and the path to shared memory.",
       w.head_dim, w.bc, w.consumers));
   program.table(
       "units", {"product", "maxima", "exp", "finish", "tensor", "all exp", "L2", "shared"},
@@ -89,12 +88,10 @@ void show_work(stage::Program& program) {
     rows.push_back(row);
   }
   program.say(
-      "What the steps make of it. Chain: a warpgroup's tile, if it had the units for itself. Tile: from tile to tile "
-      "of\n"
-      "the block. Slack: by how much a warpgroup may be late in each tile. Loads: cycles without a product, before "
-      "the\n"
-      "first one of a work. At the end the share of the tensor cores' peak with 1024 and with 8192 keys. Of the first\n"
-      "step: if its consumers do the same at the same time.");
+      "What the steps make of it. Chain: a warpgroup's tile, if it had the units for itself. Tile: from tile to\n"
+      "tile of the block. Slack: by how much a warpgroup may be late in each tile. Loads: cycles between two\n"
+      "works, while Q and K come and nothing multiplies. At the end the share of the tensor cores' peak with 1024\n"
+      "and with 8192 keys. Of the first step: if its consumers do the same at the same time.");
   program.table("steps", {"kernel", "chain", "tile", "slack", "loads", "shared bytes", "N = 1024", "N = 8192"}, rows);
 }
 
@@ -109,9 +106,10 @@ void show_turns(stage::Program& program) {
     return warp_specialization::SpecializedTile<gpu::bf16, d()>::kConsumers;
   });
   program.say(
-      "The first block of ping_pong, then of overlap. Turn t is S of tile t and O += P V of the tile before. Of the\n"
-      "producer: when it asks for K and V of tile t. Of the first warp of each consumer: when it starts S and O, and\n"
-      "when it has waited for each. The numbers count turns of threads on the emulator: an order, not a time.");
+      "The first block of ping_pong, then of overlap. Turn t is S of tile t and O += P V of the tile before. K\n"
+      "and V: when the producer asks for those of tile t. Of the first warp of each consumer: when it starts S\n"
+      "and O, and when it has waited for each. The numbers count turns of threads on the emulator: an order, not\n"
+      "a time.");
   const auto cell = [](std::uint64_t step) { return step ? number(double(step)) : std::string("-"); };
   for (const std::size_t step : {1, 2}) {
     program.run_forward(warp_specialization::warp_specialization_kernels()[step]);
@@ -152,8 +150,9 @@ void show_schedule(stage::Program& program) {
     using warp_specialization::busy_share, warp_specialization::makespan, warp_specialization::works_in_order;
     const int blocks = 132, heads = p.batch * p.heads_q;
     const int section = warp_specialization::Schedule::of<Tile>(p, nullptr).section;
-    const StepOnPaper step = warp_specialization::steps_on_paper<d()>()[2];
-    const double beside = step.load_cycles() / cycles_of_tile(step.order, step.tile);
+    const std::vector<StepOnPaper> steps = warp_specialization::steps_on_paper<d()>();
+    const auto beside_of = [](const StepOnPaper& s) { return s.load_cycles() / cycles_of_tile(s.order, s.tile); };
+    const double beside = beside_of(steps[2]), beside_staying = beside_of(steps[3]);
     const std::vector<PaperWork> last_first = works_in_order(p, Tile::kBr, Tile::kBc, heads);
     const std::vector<PaperWork> sections = works_in_order(p, Tile::kBr, Tile::kBc, section);
     const std::vector<PaperWork> first_first(last_first.rbegin(), last_first.rend());
@@ -171,18 +170,16 @@ void show_schedule(stage::Program& program) {
     };
     add("a block each, first queries first", first_first, queued(first_first, blocks, beside));
     add("a block each, last queries first", last_first, queued(last_first, blocks, beside));
-    add("sections, dealt out", sections, dealt_out(sections, blocks));
-    add("sections, by the counter", sections, queued(sections, blocks));
+    add("sections, dealt out", sections, dealt_out(sections, blocks, beside_staying));
+    add("sections, by the counter", sections, queued(sections, blocks, beside_staying));
     program.say(text("By formula: %s.\n%zu works of %d queries, heads in sections of %d. Some of the list:",
                      p.describe().c_str(), sections.size(), Tile::kBr, section));
     program.table("works", {"work", "head", "queries", "tiles"}, items);
     program.say(
-        text("When the last of %d blocks is done, in tiles of keys; the share of the time for which a block has "
-             "something to\n"
-             "do; MiB of K and V of the heads that the first %d works read. With a block each, its first loads count "
-             "for %.1f\n"
-             "tiles; a block that stays has them meanwhile.",
-             blocks, blocks, beside));
+        text("When the last of %d blocks is done, in tiles of keys; the share of the time for which a block has\n"
+             "something to do; MiB of K and V of the heads that the first %d works read. The loads between two works\n"
+             "count for %.1f tiles with a block each, and for %.1f with blocks that stay.",
+             blocks, blocks, beside, beside_staying));
     program.table("ends", {"schedule", "last end", "busy", "MiB at once"}, ends);
   });
 }

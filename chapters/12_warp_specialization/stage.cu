@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -158,8 +159,10 @@ void show_schedule(stage::Program& program) {
     const std::vector<PaperWork> first_first(last_first.rbegin(), last_first.rend());
     if (sections.empty()) return program.say("There is no work.");
     Table items, ends;
-    for (const std::size_t i : {0, 1, section, blocks, section * kernel::tiles_of(p.seqlen_q, Tile::kBr)}) {
-      if (i >= sections.size() || (!items.empty() && items.back()[0] == number(double(i)))) continue;
+    const int section_works = section * kernel::tiles_of(p.seqlen_q, Tile::kBr);
+    for (const int place : std::set<int>{0, 1, section, blocks, section_works}) {
+      const auto i = static_cast<std::size_t>(place);
+      if (i >= sections.size()) continue;
       const int first = sections[i].query_tile * Tile::kBr, last = std::min(first + Tile::kBr, p.seqlen_q) - 1;
       items.push_back({number(double(i)), text("%d", sections[i].head_index), text("%d - %d", first, last),
                        text("%d", sections[i].tiles)});

@@ -149,6 +149,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         gpu::keep(s_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
         finish_scores(s_reg, step, general);
+        gpu::keep(s_reg);
         gpu::wgmma_wait<0>();
         gpu::keep(o_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[before.stage]);

@@ -25,6 +25,12 @@ double least_size(const Problem& p) { return p.element_type == ElementType::fp32
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+void require_size(const char* array, std::size_t size, std::size_t needed) {
+  if (size >= needed) return;
+  throw std::invalid_argument(std::string(array) + " must hold " + std::to_string(needed) + " elements: it holds " +
+                              std::to_string(size));
+}
+
 /// The row that gave an error its value, and the entry to show.
 struct Place {
   int batch = 0;
@@ -142,6 +148,23 @@ std::vector<double> largest_possible_scores(const Problem& p, std::span<const fl
   return largest;
 }
 
+/// ForwardYardstick::largest_v.
+std::vector<double> largest_v(const Problem& p, std::span<const float> v) {
+  require_size("v", v.size(), static_cast<std::size_t>(p.elements_v()));
+  std::vector<double> largest;
+  const int group = p.heads_q / p.heads_kv;
+  std::vector<double> of_head;
+  for (int b = 0; b < p.batch; ++b)
+    for (int head = 0; head < p.heads_q; ++head) {
+      const int head_kv = head / group;
+      if (head % group == 0)
+        of_head = largest_of_seen(
+            p, [&](int key) { return largest_entry(v.data() + p.strides_v().offset(b, key, head_kv), p.head_dim); });
+      largest.insert(largest.end(), of_head.begin(), of_head.end());
+    }
+  return largest;
+}
+
 /// What an LSE may be off because tensor cores cut off the digits of a sum that do not fit, where other units round:
 /// always towards zero, so that a score's errors add up. They add eight products at a time or more (Fasi, Higham,
 /// Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021), and each time at most a unit in the last
@@ -159,45 +182,33 @@ double lse_of_cut_sums(const Problem& p, std::span<const float> q, std::span<con
   return p.head_dim / 8.0 * unit_in_last_place(ElementType::fp32) * largest;
 }
 
-void require_size(const char* array, std::size_t size, std::size_t needed) {
-  if (size >= needed) return;
-  throw std::invalid_argument(std::string(array) + " must hold " + std::to_string(needed) + " elements: it holds " +
-                              std::to_string(size));
-}
-
-Measurement measure(const Problem& p, std::span<const float> o, std::span<const float> lse, std::span<const float> v,
-                    const ReferenceForward& reference) {
+Measurement measure(const Problem& p, std::span<const float> o, std::span<const float> lse,
+                    const std::vector<double>& largest_v, const ReferenceForward& reference) {
   p.validate();
   require_size("o", o.size(), static_cast<std::size_t>(p.elements_o()));
   require_size("lse", lse.size(), static_cast<std::size_t>(p.elements_lse()));
-  require_size("v", v.size(), static_cast<std::size_t>(p.elements_v()));
+  require_size("largest_v", largest_v.size(), static_cast<std::size_t>(p.elements_lse()));
   require_size("reference.lse", reference.lse.size(), static_cast<std::size_t>(p.elements_lse()));
   require_size("reference.o", reference.o.size(), static_cast<std::size_t>(p.elements_lse()) * p.head_dim);
   const Strides dense = contiguous_strides(p.seqlen_q, p.heads_q, p.head_dim);
   const Strides strides = p.strides_o();
-  const int group = p.heads_q / p.heads_kv;
   const double least = least_size(p), least_norm = least * std::sqrt(double(p.head_dim));
 
   Measurement worst;
-  std::vector<double> largest;
   for (int b = 0; b < p.batch; ++b) {
     for (int head = 0; head < p.heads_q; ++head) {
-      const int head_kv = head / group;
-      if (head % group == 0)
-        largest = largest_of_seen(
-            p, [&](int key) { return largest_entry(v.data() + p.strides_v().offset(b, key, head_kv), p.head_dim); });
       for (int i = 0; i < p.seqlen_q; ++i) {
         const float* row = o.data() + strides.offset(b, i, head);
         const double* expected = reference.o.data() + dense.offset(b, i, head);
         const RowDifference difference = row_difference(row, expected, p.head_dim);
         const int c = difference.column;
+        const auto entry = (static_cast<std::size_t>(b) * p.heads_q + head) * p.seqlen_q + i;
         const Place place{b, head, i, c, row[c], expected[c]};
         const double relative = ratio(difference.norm, difference.expected_norm, least_norm);
-        const double absolute = ratio(difference.largest, largest[static_cast<std::size_t>(i)], least);
+        const double absolute = ratio(difference.largest, largest_v[entry], least);
         worsen(worst.error.relative, worst.relative, relative, place);
         worsen(worst.error.absolute, worst.absolute, absolute, place);
 
-        const auto entry = (static_cast<std::size_t>(b) * p.heads_q + head) * p.seqlen_q + i;
         const double lse_expected = reference.lse[entry];
         const double lse_value = lse[entry];
         const double lse_error = lse_value == lse_expected
@@ -288,19 +299,21 @@ BackwardMeasurement measure(const Problem& p, std::span<const float> dq, std::sp
 
 ForwardError forward_error(const Problem& p, std::span<const float> o, std::span<const float> lse,
                            std::span<const float> v, const ReferenceForward& reference) {
-  return measure(p, o, lse, v, reference).error;
+  p.validate();
+  return measure(p, o, lse, largest_v(p, v), reference).error;
 }
 
 ForwardYardstick make_forward_yardstick(const Problem& p, std::span<const float> q, std::span<const float> k,
                                         std::span<const float> v) {
   ForwardYardstick yardstick;
   yardstick.reference = reference_forward(p, q, k, v);
+  yardstick.largest_v = largest_v(p, v);
   Problem dense = p;
   dense.o_strides.reset();
   // With few rows one form may be right by luck, which no kernel could repeat; the worse of two is a fair measure.
   for (const PlainForm form : {PlainForm::textbook, PlainForm::folded_scale}) {
     const PlainForward plain = plain_forward(p, q, k, v, form);
-    const ForwardError error = forward_error(dense, plain.o, plain.lse, v, yardstick.reference);
+    const ForwardError error = measure(dense, plain.o, plain.lse, yardstick.largest_v, yardstick.reference).error;
     yardstick.plain = {std::max(yardstick.plain.relative, error.relative),
                        std::max(yardstick.plain.absolute, error.absolute), std::max(yardstick.plain.lse, error.lse)};
   }
@@ -309,9 +322,9 @@ ForwardYardstick make_forward_yardstick(const Problem& p, std::span<const float>
   return yardstick;
 }
 
-Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<const float> o, std::span<const float> lse,
+Verdict judge_forward(const Problem& p, std::span<const float> o, std::span<const float> lse,
                       const ForwardYardstick& yardstick) {
-  const Measurement found = measure(p, o, lse, v, yardstick.reference);
+  const Measurement found = measure(p, o, lse, yardstick.largest_v, yardstick.reference);
   const ForwardError& error = found.error;
   const ForwardError& allowed = yardstick.allowed;
   Verdict verdict{false, error, allowed, ""};
@@ -336,7 +349,7 @@ Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<cons
 
 Verdict judge_forward(const Problem& p, std::span<const float> q, std::span<const float> k, std::span<const float> v,
                       std::span<const float> o, std::span<const float> lse) {
-  return judge_forward(p, v, o, lse, make_forward_yardstick(p, q, k, v));
+  return judge_forward(p, o, lse, make_forward_yardstick(p, q, k, v));
 }
 
 double BackwardError::largest() const { return std::max({dq, dk, dv}); }

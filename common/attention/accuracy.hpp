@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "common/attention/problem.hpp"
 #include "common/attention/reference.hpp"
@@ -37,8 +38,10 @@ struct Verdict {
 /// What a problem's results are measured against. Made once, it serves every kernel that is run on the same inputs.
 struct ForwardYardstick {
   ReferenceForward reference;  ///< float64
-  ForwardError plain;          ///< of plain_forward against the reference, the worse of its two forms
-  ForwardError allowed;        ///< what a kernel may have: 2 × plain + 2 ulps (judge_forward)
+  /// max |V| of the keys that each query sees, 0 where it sees none; dense [batch, heads_q, seqlen_q].
+  std::vector<double> largest_v;
+  ForwardError plain;    ///< of plain_forward against the reference, the worse of its two forms
+  ForwardError allowed;  ///< what a kernel may have: 2 × plain + 2 ulps (judge_forward)
 };
 
 /// Computes the float64 reference and the plain forward, in the problem's element type, in both forms. In 16 bits q, k
@@ -61,7 +64,7 @@ inline constexpr double kLargestAllowedError = 0.1;
 ///
 /// In 16 bits nothing is right where more than kLargestAllowedError · max |V| would have to be allowed, as when plain
 /// attention leaves the range of fp16.
-Verdict judge_forward(const Problem& p, std::span<const float> v, std::span<const float> o, std::span<const float> lse,
+Verdict judge_forward(const Problem& p, std::span<const float> o, std::span<const float> lse,
                       const ForwardYardstick& yardstick);
 
 /// The same, with a yardstick made for this one call.

@@ -71,15 +71,11 @@ ForwardSample::Row ForwardSample::make_row(const attention::Inputs& inputs, std:
   row.k_strides = p.strides_k();
   row.v_strides = p.strides_v();
   row.o_strides = p.strides_o();
-  const auto v = part<float>(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), row.elements_v());
-  return {b,
-          head,
-          query,
-          row,
-          v,
+  return {b, head, query, row,
           attention::make_forward_yardstick(
               row, part<float>(inputs.q, p.strides_q().offset(b, query, head), row.elements_q()),
-              part<float>(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), row.elements_k()), v)};
+              part<float>(inputs.k, p.strides_k().offset(b, keys.begin, head_kv), row.elements_k()),
+              part<float>(inputs.v, p.strides_v().offset(b, keys.begin, head_kv), row.elements_v()))};
 }
 
 attention::Verdict ForwardSample::judge_row(const Row& row, std::span<const float> o,
@@ -88,7 +84,7 @@ attention::Verdict ForwardSample::judge_row(const Row& row, std::span<const floa
   const std::int64_t entry = (std::int64_t{row.batch} * p.heads_q + row.head) * p.seqlen_q + row.query;
   const std::vector<float> unjudged = lse.empty() ? reference_lse(row.yardstick) : std::vector<float>();
   return attention::judge_forward(
-      row.problem, row.v, part(o, p.strides_o().offset(row.batch, row.query, row.head), row.problem.elements_o()),
+      row.problem, part(o, p.strides_o().offset(row.batch, row.query, row.head), row.problem.elements_o()),
       lse.empty() ? std::span<const float>(unjudged) : part(lse, entry, 1), row.yardstick);
 }
 
@@ -145,8 +141,8 @@ ForwardCase::ForwardCase(const Problem& p, std::uint64_t seed)
 attention::Verdict ForwardCase::judge(std::span<const float> o, std::span<const float> lse) {
   if (!is_sampled(problem_)) {
     if (!yardstick_) yardstick_ = attention::make_forward_yardstick(problem_, inputs_.q, inputs_.k, inputs_.v);
-    if (lse.empty()) return attention::judge_forward(problem_, inputs_.v, o, reference_lse(*yardstick_), *yardstick_);
-    return attention::judge_forward(problem_, inputs_.v, o, lse, *yardstick_);
+    if (lse.empty()) return attention::judge_forward(problem_, o, reference_lse(*yardstick_), *yardstick_);
+    return attention::judge_forward(problem_, o, lse, *yardstick_);
   }
   if (!sample_) sample_.emplace(problem_, inputs_);
   attention::Verdict verdict = sample_->judge(o, lse);

@@ -21,7 +21,6 @@ bool is_sampled(const attention::Problem& p);
 /// Rows in place of all (sample.hpp), each with what it is measured against. Made once for all kernels.
 class ForwardSample {
  public:
-  /// \param inputs have to stay where they are as long as the sample lives
   ForwardSample(const attention::Problem& p, const attention::Inputs& inputs);
 
   /// The accuracy rule on `kSampledRows` rows. The rows' errors are taken together before they are compared, as the
@@ -34,7 +33,6 @@ class ForwardSample {
   struct Row {
     int batch, head, query;
     attention::Problem problem;
-    std::span<const float> v;
     attention::ForwardYardstick yardstick;
   };
   Row make_row(const attention::Inputs& inputs, std::int64_t index) const;

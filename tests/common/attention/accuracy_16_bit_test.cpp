@@ -222,9 +222,7 @@ TEST_CASE("16 bits: float64 rounded once is right, and so is a tiled kernel, on 
   INFO(p.describe() << ", " << name(kind));
   const Inputs in = make_inputs(p, kind, 11);
   const ForwardYardstick yardstick = attention::make_forward_yardstick(p, in.q, in.k, in.v);
-  const auto judge_output = [&](const Output& out) {
-    return attention::judge_forward(p, in.v, out.o, out.lse, yardstick);
-  };
+  const auto judge_output = [&](const Output& out) { return attention::judge_forward(p, out.o, out.lse, yardstick); };
   check_right(judge_output({rounded_to(yardstick.reference.o, type), rounded_to(yardstick.reference.lse, {})}));
   check_right(judge_output(tiled_forward(p, in, right_for(p))));
   check_right(judge_output(tiled_forward(p, in, {.factors = type, .base_2 = true})));
@@ -252,7 +250,7 @@ TEST_CASE("16 bits: what is allowed is twice the plain error and 2 ulps, and for
 
   Output out = tiled_forward(p, c.in, right_for(p));
   for (float& x : out.lse) x = rounded(x, type);
-  const Verdict verdict = attention::judge_forward(p, c.in.v, out.o, out.lse, forward);
+  const Verdict verdict = attention::judge_forward(p, out.o, out.lse, forward);
   check_wrong(verdict);
   CHECK_THAT(verdict.sentence, ContainsText("error of LSE is"));
 }
@@ -267,7 +265,7 @@ TEST_CASE("16 bits: an LSE may lose a unit in the last place for every eight pro
   REQUIRE(yardstick.plain.lse == 2 * 0x1p-23);  // of the form that folds the scale into Q
   CHECK(yardstick.allowed.lse == (type == ElementType::fp32 ? 6 : 6 + 8) * 0x1p-23);
   const auto judge_lse = [&](double lse) {
-    return attention::judge_forward(p, v, v, Floats{static_cast<float>(lse)}, yardstick);
+    return attention::judge_forward(p, v, Floats{static_cast<float>(lse)}, yardstick);
   };
   check_right(judge_lse(32));
   check_right(judge_lse(32 * (1 - 5 * 0x1p-23)));
@@ -305,7 +303,7 @@ TEST_CASE("16 bits: scores whose sums are cut off are right") {
     for (const double s : scores) sum += std::exp(s - largest);
     out.lse[std::size_t(i)] = static_cast<float>(largest + std::log(sum));
   }
-  check_right(attention::judge_forward(p, in.v, out.o, out.lse, yardstick));
+  check_right(attention::judge_forward(p, out.o, out.lse, yardstick));
 }
 
 TEST_CASE("16 bits: a sum that is rounded at every step is wrong") {
@@ -339,7 +337,7 @@ TEST_CASE("16 bits: a dropped key is wrong") {
   // O alone gives it away.
   const ForwardYardstick yardstick = attention::make_forward_yardstick(p, c.in.q, c.in.k, c.in.v);
   const Output whole = tiled_forward(p, c.in, right_for(p));
-  check_wrong(attention::judge_forward(p, c.in.v, out.o, whole.lse, yardstick));
+  check_wrong(attention::judge_forward(p, out.o, whole.lse, yardstick));
 
   const BackwardVerdict verdict = judge(c, kernel);
   check_wrong(verdict);
@@ -378,9 +376,7 @@ TEST_CASE("fp16: a tiny row is judged by the distance of the numbers that it can
   const ForwardYardstick yardstick = attention::make_forward_yardstick(p, in.q, in.k, in.v);
   CHECK(yardstick.plain.relative < 0x1p-10);
   CHECK(yardstick.plain.absolute < 0x1p-10);
-  const auto judge_output = [&](const Output& out) {
-    return attention::judge_forward(p, in.v, out.o, out.lse, yardstick);
-  };
+  const auto judge_output = [&](const Output& out) { return attention::judge_forward(p, out.o, out.lse, yardstick); };
   const Output right = tiled_forward(p, in, right_for(p));
   check_right(judge_output(right));
   check_right(judge_output({rounded_to(yardstick.reference.o, p.element_type), right.lse}));

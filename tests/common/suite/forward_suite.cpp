@@ -87,8 +87,7 @@ Failures case_failures(const stage::ForwardKernel& kernel, const SuiteCase& c) {
     GuardedRun run(kernel, c.problem, prepared->inputs);
     add(run.launch(), "");
     if (!failures.empty()) return failures;
-    const attention::Verdict verdict =
-        attention::judge_forward(c.problem, prepared->inputs.v, run.o(), run.lse(), prepared->yardstick);
+    const attention::Verdict verdict = attention::judge_forward(c.problem, run.o(), run.lse(), prepared->yardstick);
     if (!verdict.right) add({verdict.sentence}, "");
     if (!failures.empty()) return failures;
 

@@ -280,13 +280,16 @@ void round_to(ElementType type, Eigen::Ref<Eigen::ArrayXf> numbers) {
   for (float& x : numbers) x = rounded(x, type);
 }
 
-/// All rows of a head, transposed to [head_dim, seqlen].
+/// All rows of a head, transposed to [head_dim, seqlen]. A few rows at a time: one entry in each of head_dim cache
+/// lines would be all that is written before a power of two between them drives them out of the cache.
 MatrixF gather_transposed(std::span<const float> array, const Strides& strides, int b, int head, int seqlen,
                           int head_dim) {
   MatrixF m(head_dim, seqlen);
-  for (int j = 0; j < seqlen; ++j) {
-    const float* row = array.data() + strides.offset(b, j, head);
-    for (int c = 0; c < head_dim; ++c) m(c, j) = row[c];
+  constexpr int kRows = 16;
+  for (int first = 0; first < seqlen; first += kRows) {
+    const int end = std::min(seqlen, first + kRows);
+    for (int c = 0; c < head_dim; ++c)
+      for (int j = first; j < end; ++j) m(c, j) = array[static_cast<std::size_t>(strides.offset(b, j, head)) + c];
   }
   return m;
 }

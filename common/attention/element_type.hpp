@@ -38,4 +38,7 @@ std::vector<std::byte> encode(std::span<const float> values, ElementType type);
 /// The way back, which is exact. \throws std::invalid_argument if the bytes are no whole number of elements.
 std::vector<float> decode(std::span<const std::byte> bytes, ElementType type);
 
+/// The same, to where there is room for all of them: large arrays need not be filled with zeros first.
+void decode(std::span<const std::byte> bytes, ElementType type, float* values);
+
 }  // namespace attention

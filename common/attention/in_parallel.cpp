@@ -31,4 +31,20 @@ void in_parallel(std::int64_t count, const std::function<void(std::int64_t)>& f)
   if (first) std::rethrow_exception(first);
 }
 
+void in_parallel_parts(std::int64_t count, std::int64_t part,
+                       const std::function<void(std::int64_t, std::int64_t)>& f) {
+  in_parallel((count + part - 1) / part, [&](std::int64_t i) { f(i * part, std::min(count, (i + 1) * part)); });
+}
+
+std::int64_t find_in_parallel(std::int64_t count, const std::function<bool(std::int64_t)>& f) {
+  std::atomic<std::int64_t> least = count;
+  in_parallel(count, [&](std::int64_t i) {
+    std::int64_t found = least;
+    if (i >= found || !f(i)) return;
+    while (i < found && !least.compare_exchange_weak(found, i)) {
+    }
+  });
+  return least;
+}
+
 }  // namespace attention

@@ -86,20 +86,23 @@ std::vector<float> fill(std::int64_t elements, const Strides& strides, const Pro
   return array;
 }
 
-/// An array as `fill` makes it, of normals around kMean. The largest problems have 10⁸ of them, so that pieces of the
-/// array are made side by side; each passes over the numbers of those before it, and all get the numbers that one
-/// generator would have given them.
+/// An array as `fill` makes it, of normals around kMean. The largest problems have 10⁸ of them, so that parts of the
+/// array are made side by side; each starts with the generator as those before it leave it, so that all get the numbers
+/// that one generator would have given them.
 std::vector<float> normals(std::uint64_t seed, Stream stream, std::int64_t elements, const Strides& strides,
                            const Problem& p, int seqlen, int heads) {
-  constexpr std::int64_t kElementsPerPiece = std::int64_t{1} << 21;
+  constexpr std::int64_t kElementsPerPart = std::int64_t{1} << 21;
   std::vector<float> array(static_cast<std::size_t>(elements), std::numeric_limits<float>::quiet_NaN());
   const std::int64_t rows = std::int64_t{p.batch} * seqlen * heads;
-  // An even number, so that a piece starts with a pair of normals: as many as uniforms.
-  const std::int64_t rows_per_piece = std::max<std::int64_t>(2, kElementsPerPiece / p.head_dim / 2 * 2);
-  in_parallel((rows + rows_per_piece - 1) / rows_per_piece, [&](std::int64_t piece) {
-    const std::int64_t first = piece * rows_per_piece, end = std::min(rows, first + rows_per_piece);
-    Generator random(seed, stream);
-    random.skip(first * p.head_dim);
+  // An even number, so that a part starts with a pair of normals: as many as uniforms.
+  const std::int64_t rows_per_part = std::max<std::int64_t>(2, kElementsPerPart / p.head_dim / 2 * 2);
+  std::vector<Generator> starts{Generator(seed, stream)};
+  for (std::int64_t row = rows_per_part; row < rows; row += rows_per_part) {
+    starts.push_back(starts.back());
+    starts.back().skip(rows_per_part * p.head_dim);
+  }
+  in_parallel_parts(rows, rows_per_part, [&](std::int64_t first, std::int64_t end) {
+    Generator random = starts[static_cast<std::size_t>(first / rows_per_part)];
     for (std::int64_t row = first; row < end; ++row) {
       const int head = static_cast<int>(row % heads);
       const int position = static_cast<int>(row / heads % seqlen);

@@ -22,10 +22,15 @@ std::vector<InputArray> arrays_of(const std::vector<StoredArray>& stored) {
   return arrays;
 }
 
-Numbers::Numbers(const Bytes& bytes, attention::ElementType type)
-    : copy_(type == ElementType::fp32 ? std::vector<float>() : attention::decode(bytes, type)),
-      numbers_(type == ElementType::fp32
-                   ? std::span(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float))
-                   : std::span<const float>(copy_)) {}
+Numbers::Numbers(const Bytes& bytes, ElementType type) {
+  const std::size_t elements = bytes.size() / static_cast<std::size_t>(attention::element_bytes(type));
+  if (type == ElementType::fp32) {
+    numbers_ = std::span(reinterpret_cast<const float*>(bytes.data()), elements);
+    return;
+  }
+  copy_ = std::make_unique_for_overwrite<float[]>(elements);
+  attention::decode(bytes, type, copy_.get());
+  numbers_ = std::span<const float>(copy_.get(), elements);
+}
 
 }  // namespace stage

@@ -84,7 +84,7 @@ class Numbers {
   operator std::span<const float>() const { return numbers_; }
 
  private:
-  std::vector<float> copy_;
+  std::unique_ptr<float[]> copy_;  // not a vector, which would be written twice
   std::span<const float> numbers_;
 };
 

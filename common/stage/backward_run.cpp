@@ -64,18 +64,12 @@ double row_error(double distance, double magnitude) {
 /// The first row of a gradient that is not finite; empty if there is none.
 std::string find_unwritten(const char* name, const char* position_name, const Problem& p, std::span<const float> x,
                            const attention::Strides& strides, int seqlen, int heads) {
-  for (int b = 0; b < p.batch; ++b) {
-    for (int position = 0; position < seqlen; ++position) {
-      for (int head = 0; head < heads; ++head) {
-        const auto row = part(x, strides.offset(b, position, head), p.head_dim);
-        if (!std::all_of(row.begin(), row.end(), [](float value) { return std::isfinite(value); })) {
-          return fmt::format("wrong: {} of batch {}, head {}, {} {} is not finite", name, b, head, position_name,
-                             position);
-        }
-      }
-    }
-  }
-  return {};
+  const auto place = find_row(p.batch, seqlen, heads, [&](const RowPlace& at) {
+    return !is_finite(part(x, strides.offset(at.batch, at.position, at.head), p.head_dim));
+  });
+  if (!place) return {};
+  return fmt::format("wrong: {} of batch {}, head {}, {} {} is not finite", name, place->batch, place->head,
+                     position_name, place->position);
 }
 
 }  // namespace

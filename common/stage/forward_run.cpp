@@ -22,20 +22,14 @@ std::vector<float> reference_lse(const attention::ForwardYardstick& yardstick) {
 
 /// A row that a sample need not contain to be seen to be wrong: O not finite or LSE NaN. Empty if there is none.
 std::string find_unwritten(const Problem& p, std::span<const float> o, std::span<const float> lse) {
-  for (int b = 0; b < p.batch; ++b) {
-    for (int query = 0; query < p.seqlen_q; ++query) {
-      for (int head = 0; head < p.heads_q; ++head) {
-        const auto row = o.subspan(static_cast<std::size_t>(p.strides_o().offset(b, query, head)),
-                                   static_cast<std::size_t>(p.head_dim));
-        const auto entry = static_cast<std::size_t>((std::int64_t{b} * p.heads_q + head) * p.seqlen_q + query);
-        if ((!lse.empty() && std::isnan(lse[entry])) ||
-            !std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) {
-          return fmt::format("wrong: batch {}, head {}, query {} is not finite", b, head, query);
-        }
-      }
-    }
-  }
-  return {};
+  const auto place = find_row(p.batch, p.seqlen_q, p.heads_q, [&](const RowPlace& at) {
+    const auto row = part(o, p.strides_o().offset(at.batch, at.position, at.head), p.head_dim);
+    const auto entry =
+        static_cast<std::size_t>((std::int64_t{at.batch} * p.heads_q + at.head) * p.seqlen_q + at.position);
+    return (!lse.empty() && std::isnan(lse[entry])) || !is_finite(row);
+  });
+  if (!place) return {};
+  return fmt::format("wrong: batch {}, head {}, query {} is not finite", place->batch, place->head, place->position);
 }
 
 }  // namespace

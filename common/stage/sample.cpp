@@ -1,5 +1,10 @@
 #include "common/stage/sample.hpp"
 
+#include <algorithm>
+#include <cmath>
+
+#include "common/attention/in_parallel.hpp"
+
 namespace stage {
 namespace {
 
@@ -21,6 +26,24 @@ std::vector<std::int64_t> sampled_rows(std::int64_t rows) {
     indices.push_back(i == 0 ? 0 : i == 1 ? rows - 1 : drawn);
   }
   return indices;
+}
+
+std::optional<RowPlace> find_row(int batch, int seqlen, int heads, const std::function<bool(const RowPlace&)>& f) {
+  // All heads of a position at once: a single row is too little to be handed to a core.
+  const auto first_of_position = [&](std::int64_t i) {
+    RowPlace place{static_cast<int>(i / seqlen), static_cast<int>(i % seqlen), 0};
+    while (place.head < heads && !f(place)) ++place.head;
+    return place;
+  };
+  const std::int64_t positions = std::int64_t{batch} * seqlen;
+  const std::int64_t found =
+      attention::find_in_parallel(positions, [&](std::int64_t i) { return first_of_position(i).head < heads; });
+  if (found == positions) return std::nullopt;
+  return first_of_position(found);
+}
+
+bool is_finite(std::span<const float> row) {
+  return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
 }
 
 }  // namespace stage

@@ -12,10 +12,10 @@ namespace stage {
 namespace {
 
 constexpr int kWarmUpLaunches = 3;
-constexpr double kWarmUpSeconds = 0.1;  // long enough for the clock to leave its idle state
-constexpr double kLongLaunch = 0.5;     // seconds
-constexpr double kMinRounds = 20, kMaxRounds = 100, kMinLongRounds = 3;
-constexpr double kSeconds = 0.5, kLongSeconds = 20;  // of all launches of one kernel
+constexpr double kWarmUpSeconds = 0.05;  // long enough for the clock to leave its idle state
+constexpr double kLongLaunch = 0.5;      // seconds
+constexpr double kMinRounds = 20, kMaxRounds = 40, kMinLongRounds = 3;
+constexpr double kSeconds = 0.25, kLongSeconds = 20;  // of all launches of one kernel
 constexpr std::size_t kSamplesPerRound = 2;
 
 }  // namespace

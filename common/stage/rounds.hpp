@@ -32,8 +32,9 @@ std::vector<std::size_t> round_order(std::size_t count);
 
 /// Rounds that each kernel takes part in, by the seconds of one launch.
 ///
-/// At least 20, and up to 100, the same for all, while none of them takes more than half a second in all. A kernel that
-/// takes more than half a second a launch takes part in the first rounds only: as many as fit in 20 seconds, but 3.
+/// At least 20, and up to 40, the same for all, while none of them takes more than a quarter of a second in all. A
+/// kernel that takes more than half a second a launch takes part in the first rounds only: as many as fit in 20
+/// seconds, but 3.
 std::vector<std::size_t> plan_rounds(const std::vector<double>& seconds_per_launch);
 
 /// Warms up, then times the launches in rounds. \return for each its samples in seconds, two a round, in the order of
@@ -44,8 +45,8 @@ std::vector<std::vector<double>> time_in_rounds(const std::vector<std::function<
 /// Nothing if none is left.
 std::optional<Ratio> ratio_by_round(const std::vector<double>& before, const std::vector<double>& now);
 
-/// Launches until caches, modules and clocks are warm: three times, and for a tenth of a second; twice where both take
-/// more than half a second. \return the seconds of the fastest of these launches.
+/// Launches until caches, modules and clocks are warm: three times, and for a twentieth of a second; twice where both
+/// take more than half a second. \return the seconds of the fastest of these launches.
 double warm_up(const std::function<double()>& seconds_of_one_launch);
 
 /// The sample below which `share` of the samples lie, by linear interpolation between the two nearest; NaN of none.

@@ -74,16 +74,16 @@ TEST_CASE("A round goes forth and back", "[stage]") {
 TEST_CASE("Rounds: 20 or more for all, fewer for very long launches", "[stage]") {
   using Plan = std::vector<std::size_t>;
   CHECK(stage::plan_rounds({}).empty());
-  CHECK(stage::plan_rounds({1e-6, 1e-4}) == Plan{100, 100});
-  CHECK(stage::plan_rounds({1e-6, 0.01}) == Plan{25, 25});
+  CHECK(stage::plan_rounds({1e-6, 1e-4}) == Plan{40, 40});
+  CHECK(stage::plan_rounds({1e-6, 0.005}) == Plan{25, 25});
   CHECK(stage::plan_rounds({1e-6, 0.1, 0.5}) == Plan{20, 20, 20});
   CHECK(stage::plan_rounds({1e-6, 1.0, 2.5, 60.0}) == Plan{20, 10, 4, 3});
-  CHECK(stage::plan_rounds({0.0}) == Plan{100});
+  CHECK(stage::plan_rounds({0.0}) == Plan{40});
 }
 
 TEST_CASE("Samples come two a round, in the order of the rounds, after a warm-up", "[stage]") {
   Track track;
-  track.seconds = {{"a", 0.02}, {"b", 0.1}, {"long", 5.0}};
+  track.seconds = {{"a", 0.01}, {"b", 0.1}, {"long", 5.0}};
   const auto samples =
       stage::time_in_rounds({track.launch("a"), track.launch("b"), track.launch("long")}, track.clock());
   REQUIRE(samples.size() == 3);
@@ -92,7 +92,7 @@ TEST_CASE("Samples come two a round, in the order of the rounds, after a warm-up
   CHECK(samples[2].size() == 6);
 
   const auto of = [&](const std::string& name) { return std::count(track.order.begin(), track.order.end(), name); };
-  CHECK(of("a") == 40 + 5);  // a tenth of a second
+  CHECK(of("a") == 40 + 5);  // a twentieth of a second
   CHECK(of("b") == 40 + 3);
   CHECK(of("long") == 6 + 2);
   const std::vector<std::string> first_round(track.order.begin() + 10, track.order.begin() + 16);

@@ -13,6 +13,7 @@
 #include "chapters/07_tensor_cores/model.hpp"
 #include "chapters/07_tensor_cores/sixteen_bits.hpp"
 #include "common/gpu/buffer.hpp"
+#include "common/stage/papers_grid.hpp"
 #include "common/stage/program.hpp"
 #include "common/stage/shared_memory.hpp"
 #include "common/stage/text.hpp"
@@ -20,7 +21,6 @@
 namespace {
 
 using attention::ElementType;
-using attention::Mask;
 using attention::Problem;
 using stage::text;
 using tensor_cores::FragmentMap, tensor_cores::kMapSize;
@@ -201,19 +201,9 @@ int main(int argc, char** argv) {
                               .element_type = ElementType::bf16};
   chapter.forward = tensor_cores::tensor_core_kernels();
   chapter.peers = {"pytorch_flash_bf16"};
-  for (const int head_dim : {64, 128, 256}) {  // heads · head_dim and batch · seqlen as in the papers
+  for (const int head_dim : {64, 128, 256}) {
     for (const int n : {1024, 8192}) {
-      for (const Mask mask : {Mask::none(), Mask::causal()}) {
-        const int heads = 2048 / head_dim;
-        chapter.bench_problems.push_back({.batch = 16384 / n,
-                                          .heads_q = heads,
-                                          .heads_kv = heads,
-                                          .seqlen_q = n,
-                                          .seqlen_kv = n,
-                                          .head_dim = head_dim,
-                                          .mask = mask,
-                                          .element_type = ElementType::bf16});
-      }
+      for (const Problem& p : stage::papers_grid({head_dim}, {n})) chapter.bench_problems.push_back(p);
     }
   }
   chapter.sections = {{"Fragments", show_fragments},

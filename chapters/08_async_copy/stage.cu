@@ -11,6 +11,7 @@
 #include "chapters/08_async_copy/model.hpp"
 #include "common/attention/inputs.hpp"
 #include "common/gpu/emulation.hpp"
+#include "common/stage/papers_grid.hpp"
 #include "common/stage/program.hpp"
 #include "common/stage/shared_memory.hpp"
 #include "common/stage/text.hpp"
@@ -186,21 +187,7 @@ int main(int argc, char** argv) {
                               .element_type = ElementType::bf16};
   chapter.forward = async_copy::async_copy_kernels();
   chapter.peers = {"pytorch_flash_bf16", "pytorch_cudnn_bf16"};
-  for (const int head_dim : {64, 128}) {  // heads · head_dim and batch · seqlen as in the papers
-    for (const Mask mask : {Mask::none(), Mask::causal()}) {
-      for (const int n : {1024, 2048, 4096, 8192, 16384}) {
-        const int heads = 2048 / head_dim;
-        chapter.bench_problems.push_back({.batch = 16384 / n,
-                                          .heads_q = heads,
-                                          .heads_kv = heads,
-                                          .seqlen_q = n,
-                                          .seqlen_kv = n,
-                                          .head_dim = head_dim,
-                                          .mask = mask,
-                                          .element_type = ElementType::bf16});
-      }
-    }
-  }
+  chapter.bench_problems = stage::papers_grid({64, 128}, {1024, 2048, 4096, 8192, 16384});
   chapter.sections = {{"Copies and waits", show_timeline},
                       {"A tile on paper", show_work},
                       {"Shared memory, counted", show_counts},

@@ -17,6 +17,7 @@
 #include "common/attention/inputs.hpp"
 #include "common/gpu/device.hpp"
 #include "common/gpu/emulation.hpp"
+#include "common/stage/papers_grid.hpp"
 #include "common/stage/program.hpp"
 #include "common/stage/text.hpp"
 
@@ -280,21 +281,7 @@ int main(int argc, char** argv) {
                               .head_dim = 64,
                               .element_type = ElementType::bf16};
   chapter.backward = tensor_core_backward::backward_kernels();
-  for (const int head_dim : {64, 128}) {  // heads · head_dim and batch · seqlen as in the papers
-    for (const Mask mask : {Mask::none(), Mask::causal()}) {
-      for (const int n : {1024, 2048, 4096, 8192, 16384}) {
-        const int heads = 2048 / head_dim;
-        chapter.bench_problems.push_back({.batch = 16384 / n,
-                                          .heads_q = heads,
-                                          .heads_kv = heads,
-                                          .seqlen_q = n,
-                                          .seqlen_kv = n,
-                                          .head_dim = head_dim,
-                                          .mask = mask,
-                                          .element_type = ElementType::bf16});
-      }
-    }
-  }
+  chapter.bench_problems = stage::papers_grid({64, 128}, {1024, 2048, 4096, 8192, 16384});
   chapter.sections = {{"A tile on paper", show_work},         {"Shared memory, counted", show_counts},
                       {"Tiles under a mask", show_tiles},     {"Five products, or seven", show_kernels},
                       {"dQ, added up in 16 bits", show_sums}, {"Rows that do not exist", show_statistics}};

@@ -12,6 +12,7 @@
 #include "chapters/10_wgmma/kernels.hpp"
 #include "chapters/10_wgmma/model.hpp"
 #include "common/gpu/emulation.hpp"
+#include "common/stage/papers_grid.hpp"
 #include "common/stage/program.hpp"
 #include "common/stage/shared_memory.hpp"
 #include "common/stage/text.hpp"
@@ -19,7 +20,6 @@
 namespace {
 
 using attention::ElementType;
-using attention::Mask;
 using attention::Problem;
 using stage::text;
 using wgmma::Operand, wgmma::WgmmaWork;
@@ -228,21 +228,7 @@ int main(int argc, char** argv) {
                               .element_type = ElementType::bf16};
   chapter.forward = wgmma::wgmma_kernels();
   chapter.peers = {"pytorch_flash_bf16", "pytorch_cudnn_bf16"};
-  for (const int head_dim : {64, 128, 256}) {  // heads · head_dim and batch · seqlen as in the papers
-    for (const Mask mask : {Mask::none(), Mask::causal()}) {
-      for (const int n : {1024, 8192}) {
-        const int heads = 2048 / head_dim;
-        chapter.bench_problems.push_back({.batch = 16384 / n,
-                                          .heads_q = heads,
-                                          .heads_kv = heads,
-                                          .seqlen_q = n,
-                                          .seqlen_kv = n,
-                                          .head_dim = head_dim,
-                                          .mask = mask,
-                                          .element_type = ElementType::bf16});
-      }
-    }
-  }
+  chapter.bench_problems = stage::papers_grid({64, 128, 256}, {1024, 8192});
   chapter.sections = {{"Where a byte lies", show_layout},
                       {"Products and waits", show_timeline},
                       {"A tile on paper", show_work},

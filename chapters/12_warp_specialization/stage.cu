@@ -14,6 +14,7 @@
 #include "chapters/12_warp_specialization/model.hpp"
 #include "chapters/12_warp_specialization/turns.hpp"
 #include "common/gpu/emulation.hpp"
+#include "common/stage/papers_grid.hpp"
 #include "common/stage/program.hpp"
 #include "common/stage/shared_memory.hpp"
 #include "common/stage/text.hpp"
@@ -216,21 +217,7 @@ int main(int argc, char** argv) {
                               .element_type = ElementType::bf16};
   chapter.forward = warp_specialization::warp_specialization_kernels();
   chapter.peers = {"pytorch_flash_bf16", "pytorch_cudnn_bf16"};
-  for (const int head_dim : {64, 128, 256}) {  // heads · head_dim and batch · seqlen as in the papers
-    for (const Mask mask : {Mask::none(), Mask::causal()}) {
-      for (const int n : {1024, 8192}) {
-        const int heads = 2048 / head_dim;
-        chapter.bench_problems.push_back({.batch = 16384 / n,
-                                          .heads_q = heads,
-                                          .heads_kv = heads,
-                                          .seqlen_q = n,
-                                          .seqlen_kv = n,
-                                          .head_dim = head_dim,
-                                          .mask = mask,
-                                          .element_type = ElementType::bf16});
-      }
-    }
-  }
+  chapter.bench_problems = stage::papers_grid({64, 128, 256}, {1024, 8192});
   chapter.sections = {{"Registers on paper", show_registers},
                       {"A tile on paper", show_work},
                       {"Turn by turn", show_turns},

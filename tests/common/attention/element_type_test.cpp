@@ -150,6 +150,13 @@ TEST_CASE("what a type says of itself is what its numbers are") {
   CHECK(decode({}, type).empty());
 }
 
+TEST_CASE("a long array is encoded and decoded to its last element") {
+  const ElementType type = GENERATE(ElementType::fp32, ElementType::fp16, ElementType::bf16);
+  std::vector<float> values(1'000'003);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 251);
+  CHECK(decode(encode(values, type), type) == values);
+}
+
 TEST_CASE("bytes that are no whole number of elements are refused") {
   const std::vector<std::byte> bytes(7);
   CHECK_THROWS_WITH(decode(bytes, ElementType::fp16), "7 bytes are no whole number of elements of 2");

@@ -11,6 +11,7 @@
 #include "common/gpu/tensor_core.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/fragments.cuh"
+#include "common/kernel/query_tile.cuh"
 #include "common/kernel/row_fragments.cuh"
 #include "common/kernel/shared_tile.cuh"
 #include "common/kernel/softmax_state.cuh"

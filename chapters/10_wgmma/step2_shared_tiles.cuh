@@ -25,12 +25,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     shared_tiles_kernel(ForwardArgs<typename Tile::T> args, int query_tiles) {
   using T = typename Tile::T;
   auto& shared = gpu::shared_memory<WgmmaShared<Tile>>();
-  // Blocks start in order: all heads' last queries, which see the most keys of a causal problem, come first.
-  const int heads = args.batch * args.heads_q;
-  const int head_index = static_cast<int>(blockIdx.x) % heads;
-  const int batch = head_index / args.heads_q, head = head_index % args.heads_q;
-  const int head_kv = args.kv_head(head);
-  const int first_query = (query_tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Tile::kBr;
+  const kernel::QueryTile query_tile = kernel::query_tile_of_block(args, query_tiles);
+  const int batch = query_tile.batch, head = query_tile.head, head_kv = args.kv_head(head);
+  const int first_query = query_tile.index * Tile::kBr;
   const int rows = min(Tile::kBr, args.seqlen_q - first_query);
   const int lane = static_cast<int>(threadIdx.x) % gpu::kWarpSize;
   const int warp_row = static_cast<int>(threadIdx.x) / gpu::kWarpSize * 16;

@@ -12,6 +12,7 @@
 #include "common/gpu/wgmma.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/panel_tile.cuh"
+#include "common/kernel/query_tile.cuh"
 #include "common/kernel/row_fragments.cuh"
 #include "common/kernel/tiles.hpp"
 #include "common/kernel/warpgroup.cuh"

@@ -2,11 +2,11 @@
 /// \file
 /// Which rows of which head a block computes next, for as many blocks as there are multiprocessors.
 ///
-///   - Heads are taken in sections whose K and V fit into the L2 together; in a section all heads' last queries, which
-///   see
-///     the most keys of a causal problem, come first.
-///   - Where rows see different numbers of keys, a counter in device memory hands out the work: who is done first takes
-///     the next. Where all see the same, work `i` is block i mod blocks', and nobody has to ask.
+///   - Where all rows see the same keys, one head follows the other: its works run side by side and read the same K and
+///     V. Work i is block i mod blocks', and nobody has to ask.
+///   - Where they do not, heads are taken in sections whose K and V fit into the L2 together; in a section all heads'
+///     last queries, which see the most keys of a causal problem, come first. A counter in device memory hands out the
+///     work: who is done first takes the next.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace warp_specialization {
 
 struct Schedule {
   int query_tiles, works;  ///< of a head, and in all
-  int section;             ///< heads
+  int section;             ///< heads whose works are mixed
   int* counter;            ///< null: no counter
 
   /// Bytes of K and V that a section may have: half of an H200's L2.
@@ -30,7 +30,8 @@ struct Schedule {
     const std::int64_t kv_bytes = std::int64_t{2} * sizeof(typename Tile::T) * args.seqlen_kv * args.head_dim;
     const std::int64_t kv_heads = std::max<std::int64_t>(1, kSectionBytes / std::max<std::int64_t>(1, kv_bytes));
     const std::int64_t section = std::min<std::int64_t>(heads, kv_heads * (args.heads_q / args.heads_kv));
-    return {query_tiles, heads * query_tiles, static_cast<int>(section), asks(args.mask) ? counter : nullptr};
+    const bool uneven = asks(args.mask);
+    return {query_tiles, heads * query_tiles, uneven ? static_cast<int>(section) : 1, uneven ? counter : nullptr};
   }
   /// Whether blocks ask the counter, once after each work: where rows may see different numbers of keys.
   static bool asks(attention::Mask mask) { return mask != attention::Mask::none(); }

@@ -42,35 +42,38 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {};
     Out<Tile> o_reg = {};
     Probabilities<Tile> p_reg;
-    const auto parity_of = [](int step) { return static_cast<std::uint32_t>(step / Tile::kStages % 2); };
+    RingPosition<Tile> at;
     gpu::mbarrier_wait(shared.q_full, 0);
 
     float rescale[2];
-    /// Unrounded P over a tile's scores, which are there.
-    const auto finish_scores = [&](Scores<Tile>& s_reg, int step, auto general) {
-      if constexpr (general) {
-        if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
-        kernel::mask_scores(s_reg, args, work.first_query + warp_row, work.first_key(step), lane);
-      }
-      kernel::softmax(s_reg, m, l, rescale, scale);
+    /// A tile's scores, which are there, under the mask.
+    const auto mask_tile = [&](Scores<Tile>& s_reg, int step) {
+      if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
+      kernel::mask_scores(s_reg, args, work.first_query + warp_row, work.first_key(step), lane);
     };
     /// S of a tile and O of the one before it.
     const auto add_tile = [&](int step, auto general) {
-      const int stage = step % Tile::kStages, stage_before = (step - 1) % Tile::kStages;
+      const RingPosition<Tile> before = at;
+      at.advance();
       Scores<Tile> s_reg;
-      gpu::mbarrier_wait(shared.k_full[stage], parity_of(step));
+      gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
       turns.wait();
-      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[stage]);
-      gpu::mbarrier_wait(shared.v_full[stage_before], parity_of(step - 1));  // V may still be on its way until here
-      kernel::start_output(o_reg, p_reg, shared.v[stage_before]);
+      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[at.stage]);
+      gpu::mbarrier_wait(shared.v_full[before.stage], before.parity);  // V may still be on its way until here
+      kernel::start_output(o_reg, p_reg, shared.v[before.stage]);
       turns.pass_on();
       gpu::wgmma_wait<1>();
       gpu::keep(s_reg);
-      if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[stage]);
-      finish_scores(s_reg, step, general);
+      if (general) mask_tile(s_reg, step);
+      float shift[2];
+      kernel::find_maxima(s_reg, m, l, rescale, shift, scale);
+      kernel::exponentiate<0, Tile::kEarlyKeyTiles>(s_reg, l, shift, scale);
+      // Not before these, which are to run under the product and not behind the wait for it.
+      if (lane == 0) gpu::mbarrier_arrive_after(shared.k_empty[at.stage], l[0] + l[1]);
       gpu::wgmma_wait<0>();
       gpu::keep(o_reg);
-      if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[stage_before]);
+      if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[before.stage]);
+      kernel::exponentiate<Tile::kEarlyKeyTiles, Tile::kKeyTiles>(s_reg, l, shift, scale);
       kernel::scale_rows(o_reg, rescale);
       kernel::pack<T>(p_reg, s_reg);
     };
@@ -79,14 +82,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     turns.begin();
     if (tiles > 0) {
       Scores<Tile> s_reg;
-      gpu::mbarrier_wait(shared.k_full[0], 0);
+      gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
       turns.wait();
-      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[0]);
+      kernel::start_scores(s_reg, shared.q, warpgroup_row, shared.k[at.stage]);
       turns.pass_on();
       gpu::wgmma_wait<0>();
       gpu::keep(s_reg);
-      if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[0]);
-      finish_scores(s_reg, 0, std::true_type());
+      if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
+      if (is_general(0)) mask_tile(s_reg, 0);
+      kernel::softmax(s_reg, m, l, rescale, scale);
       kernel::pack<T>(p_reg, s_reg);
     }
     // A mask cuts tiles at either end. Between them the loop has no branch for it, around which nothing could be moved.
@@ -97,10 +101,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       for (; step < tiles && !is_general(step); ++step) add_tile(step, std::false_type());
     }
     if (tiles > 0) {
-      const int stage = (tiles - 1) % Tile::kStages;
-      gpu::mbarrier_wait(shared.v_full[stage], parity_of(tiles - 1));
+      gpu::mbarrier_wait(shared.v_full[at.stage], at.parity);
       turns.wait();
-      kernel::start_output(o_reg, p_reg, shared.v[stage]);
+      kernel::start_output(o_reg, p_reg, shared.v[at.stage]);
       turns.pass_on();
       gpu::wgmma_wait<0>();
       gpu::keep(o_reg);

@@ -36,16 +36,6 @@ struct PersistentShared {
   __device__ QTile& o(int consumer) { return q[consumer + (kOwnO ? Tile::kConsumers : 0)]; }
 };
 
-/// Where a ring's next tile is: its place and the parity of its phase.
-template <class Tile>
-struct RingPosition {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
-  }
-};
-
 /// The producer's thread, to the end of all work.
 template <class Tile>
 __device__ void produce_all(PersistentShared<Tile>& shared, const Maps& maps, const ForwardArgs<typename Tile::T>& args,
@@ -126,13 +116,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       for (int c = 0; c < Tile::kColumnTiles; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_reg[c][e] = 0;
-      /// Unrounded P over a tile's scores, which are there.
-      const auto finish_scores = [&](Scores<Tile>& s_reg, int step, auto general) {
-        if constexpr (general) {
-          if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
-          kernel::mask_scores(s_reg, args, first_query + row, work.first_key(step), lane);
-        }
-        kernel::softmax(s_reg, m, l, rescale, scale);
+      /// A tile's scores, which are there, under the mask.
+      const auto mask_tile = [&](Scores<Tile>& s_reg, int step) {
+        if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
+        kernel::mask_scores(s_reg, args, first_query + row, work.first_key(step), lane);
       };
       /// S of a tile and O of the one before it.
       const auto add_tile = [&](int step, auto general) {
@@ -147,12 +134,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         turns.pass_on();
         gpu::wgmma_wait<1>();
         gpu::keep(s_reg);
-        if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
-        finish_scores(s_reg, step, general);
-        gpu::keep(s_reg);
+        if (general) mask_tile(s_reg, step);
+        float shift[2];
+        kernel::find_maxima(s_reg, m, l, rescale, shift, scale);
+        kernel::exponentiate<0, Tile::kEarlyKeyTiles>(s_reg, l, shift, scale);
+        // Not before these, which are to run under the product and not behind the wait for it.
+        if (lane == 0) gpu::mbarrier_arrive_after(shared.k_empty[at.stage], l[0] + l[1]);
         gpu::wgmma_wait<0>();
         gpu::keep(o_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[before.stage]);
+        kernel::exponentiate<Tile::kEarlyKeyTiles, Tile::kKeyTiles>(s_reg, l, shift, scale);
         kernel::scale_rows(o_reg, rescale);
         kernel::pack<T>(p_reg, s_reg);
       };
@@ -167,7 +158,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         gpu::wgmma_wait<0>();
         gpu::keep(s_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
-        finish_scores(s_reg, 0, std::true_type());
+        if (is_general(0)) mask_tile(s_reg, 0);
+        kernel::softmax(s_reg, m, l, rescale, scale);
         kernel::pack<T>(p_reg, s_reg);
       }
       for (int step = 1; step < tiles;) {

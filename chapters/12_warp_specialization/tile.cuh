@@ -14,6 +14,7 @@
 #include "common/gpu/wgmma.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/panel_tile.cuh"
+#include "common/kernel/query_tile.cuh"
 #include "common/kernel/row_fragments.cuh"
 #include "common/kernel/row_map.hpp"
 #include "common/kernel/tiles.hpp"
@@ -44,6 +45,9 @@ struct SpecializedTile {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kKeySteps = kBc / 16, kColumnTiles = kHeadDim / 8, kKeyTiles = kBc / 8;
   static constexpr int kPanels = kHeadDim / 64;
+  /// Of a tile's exponentials those that run while O += P V of the tile before still does. After it there is the rest of
+  /// the softmax to share the cycles with; at head_dim 64 the product is too short for any.
+  static constexpr int kEarlyKeyTiles = kHeadDim == 64 ? 0 : kKeyTiles / 2;
 };
 
 /// What a lane holds of a warpgroup's S (64 queries × Bc), of P as an operand, and of O (64 × head_dim).
@@ -62,6 +66,16 @@ struct SpecializedShared {
   KTile k[Tile::kStages], v[Tile::kStages];
   gpu::Mbarrier q_full, k_full[Tile::kStages], v_full[Tile::kStages];
   gpu::Mbarrier k_empty[Tile::kStages], v_empty[Tile::kStages];  ///< one arrival of each warp that computes
+};
+
+/// Where a ring's next tile is: its place and the parity of its phase.
+template <class Tile>
+struct RingPosition {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+  }
 };
 
 /// The maps of a launch. Q is loaded `query_rows` rows at a time.
@@ -115,12 +129,11 @@ __device__ Work<Tile> make_work(const ForwardArgs<typename Tile::T>& args, int h
           attention::keys_of_all(args.mask, first_query, first_query + rows - 1, args.seqlen_q, args.seqlen_kv)};
 }
 
-/// A block's work where each has one. Blocks start in order: all heads' last queries, which see the most keys of a
-/// causal problem, come first.
+/// A block's work where each has one.
 template <class Tile>
 __device__ Work<Tile> work_of_block(const ForwardArgs<typename Tile::T>& args, int query_tiles) {
-  const int heads = args.batch * args.heads_q, block = static_cast<int>(blockIdx.x);
-  return make_work<Tile>(args, block % heads, query_tiles - 1 - block / heads);
+  const kernel::QueryTile tile = kernel::query_tile_of_block(args, query_tiles);
+  return make_work<Tile>(args, tile.batch * args.heads_q + tile.head, tile.index);
 }
 
 /// The barriers of the places for K and V; mbarrier_init_fence() is to follow.

@@ -8,6 +8,7 @@
 ///     mbarrier_init(bar, arrivals)           one thread, once; then mbarrier_init_fence() and a barrier of the block
 ///                                            (of the cluster, if others use it)
 ///     mbarrier_arrive(bar)                   one arrival; releases what this thread wrote before
+///     mbarrier_arrive_after(bar, x)          the same, once x is there: a number that is not negative
 ///     mbarrier_arrive_expect_bytes(bar, n)   announces n bytes, and arrives
 ///     mbarrier_expect_bytes(bar, n)          announces n bytes only
 ///     mbarrier_arrive_remote(bar, rank)      arrives at the barrier at the same place in another block of the cluster
@@ -18,6 +19,9 @@
 /// fresh barrier, as if a phase −1 had ended: a producer begins that way on an "empty" barrier. A waiter that lags two
 /// phases behind would be taken for one that is ahead; whoever arrives for the next phase must know that all waiters of
 /// this one are through.
+///
+/// An arrival, or a wait, does not say which arithmetic belongs before it, and the compiler may carry some past it that
+/// was to run there (under a product, say). mbarrier_arrive_after holds it: x needs that arithmetic.
 ///
 /// Bytes are those of the whole TMA box, also where it lies outside the array and zeros arrive.
 ///

@@ -55,9 +55,10 @@ template <class RowsTile, class Args, int kColumnTiles>
 __device__ void put_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][4], const float (&m)[2],
                          const float (&l)[2], const Args& args, int batch, int head, int first_query, int first_row,
                          int lane) {
+  const float sums[2] = {sum_of_row(l[0]), sum_of_row(l[1])};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float sum = sum_of_row(l[half]);
+    const float sum = sums[half];
     const float inverse_l = sum == 0 ? 0.0f : 1 / sum;
     const int row = first_row + fragment_row(half, lane);
 #pragma unroll
@@ -78,12 +79,18 @@ __device__ void write_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][
                            int lane) {
   put_rows(o_smem, o_reg, m, l, args, batch, head, first_query, first_row, lane);
   __syncwarp();
-#pragma unroll 4
-  for (int i = lane; i < 16 * RowsTile::kChunks; i += gpu::kWarpSize) {
-    const int row = first_row + i / RowsTile::kChunks, chunk = i % RowsTile::kChunks;
-    if (first_query + row >= args.seqlen_q) break;
-    gpu::copy_16_bytes(args.o_row(batch, first_query + row, head) + kChunkElements * chunk,
-                       o_smem.at(RowsTile::offset(row, chunk)));
+  constexpr int kCopies = 16 * RowsTile::kChunks / gpu::kWarpSize;
+  const auto row_of = [&](int i) { return first_row + (i * gpu::kWarpSize + lane) / RowsTile::kChunks; };
+  const auto chunk_of = [&](int i) { return (i * gpu::kWarpSize + lane) % RowsTile::kChunks; };
+  float4 chunks[kCopies];  // all are on their way before the first is stored
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    chunks[i] = gpu::load_16_bytes(o_smem.at(RowsTile::offset(row_of(i), chunk_of(i))));
+  }
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    if (first_query + row_of(i) >= args.seqlen_q) continue;
+    gpu::store_16_bytes(args.o_row(batch, first_query + row_of(i), head) + kChunkElements * chunk_of(i), chunks[i]);
   }
 }
 

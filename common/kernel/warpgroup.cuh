@@ -4,7 +4,7 @@
 /// softmax between them. Taught in chapter 10.
 ///
 ///     start_scores    S = Q Kᵀ     64 queries × keys, both operands from shared memory ("SS")
-///     softmax         P over S, in registers
+///     softmax         P over S, in registers (find_maxima, then exponentiate)
 ///     pack            P rounded, as an operand
 ///     start_output    O += P V     64 queries × columns, P from registers ("RS")
 ///
@@ -52,16 +52,17 @@ __device__ void start_output(float (&o_reg)[VTile::kColumns / 8][4], const std::
   gpu::wgmma_commit();
 }
 
-/// P over S, unrounded; m and l of the lane's two rows go on.
+/// The softmax's first part, up to the exponentials: the largest scores.
 ///
-/// \param m the largest score so far, not scaled
+/// \param m the largest score so far of the lane's two rows, not scaled
 /// \param l the lane's part of the sum of P
-/// \param rescale what has been summed up so far is to be multiplied by (scale_rows)
+/// \param rescale what has been summed up so far is to be multiplied by (scale_rows); l already is
+/// \param shift what the exponentials subtract from a scaled score
 template <int kKeyTiles>
-__device__ void softmax(float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[2], float (&rescale)[2],
-                        const FoldedScale& scale) {
-  // The two rows go side by side, so that one is computed while the other waits.
-  float largest[2] = {m[0], m[1]}, shift[2];
+__device__ void find_maxima(const float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[2], float (&rescale)[2],
+                            float (&shift)[2], const FoldedScale& scale) {
+  // The two rows go side by side, so that one is compared while the other waits.
+  float largest[2] = {m[0], m[1]};
 #pragma unroll
   for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
@@ -74,13 +75,28 @@ __device__ void softmax(float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[
     m[half] = largest[half];
     l[half] *= rescale[half];
   }
+}
+
+/// The softmax's second part, for tiles of eight keys kFirst … kEnd − 1: P over S, unrounded, and its sum.
+template <int kFirst, int kEnd, int kKeyTiles>
+__device__ void exponentiate(float (&s_reg)[kKeyTiles][4], float (&l)[2], const float (&shift)[2],
+                             const FoldedScale& scale) {
 #pragma unroll
-  for (int n = 0; n < kKeyTiles; ++n)
+  for (int n = kFirst; n < kEnd; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       s_reg[n][e] = gpu::exp2_approximate(s_reg[n][e] * scale.factor_log2 - shift[e / 2]);
       l[e / 2] += s_reg[n][e];
     }
+}
+
+/// P over S, unrounded; m and l of the lane's two rows go on. Parameters as above.
+template <int kKeyTiles>
+__device__ void softmax(float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[2], float (&rescale)[2],
+                        const FoldedScale& scale) {
+  float shift[2];
+  find_maxima(s_reg, m, l, rescale, shift, scale);
+  exponentiate<0, kKeyTiles>(s_reg, l, shift, scale);
 }
 
 /// A lane's two rows, each times its factor.

@@ -22,6 +22,10 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive_after(Mbarrier& barrier, float x) {
+  if (!(x < 0)) mbarrier_arrive(barrier);
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
                : "memory");

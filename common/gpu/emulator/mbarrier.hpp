@@ -29,6 +29,10 @@ inline void mbarrier_arrive(Mbarrier& barrier, emulator::Site site = emulator::S
   emulator::arrive_at_mbarrier(barrier, site);
 }
 
+inline void mbarrier_arrive_after(Mbarrier& barrier, float, emulator::Site site = emulator::Site::here()) {
+  mbarrier_arrive(barrier, site);
+}
+
 inline void mbarrier_arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes,
                                          emulator::Site site = emulator::Site::here()) {
   emulator::expect_bytes(barrier, bytes, true, site);

@@ -268,13 +268,15 @@ TEST_CASE("works in order, by hand and pair by pair") {
 
 TEST_CASE("the works on paper are those of the kernels") {
   using Tile = warp_specialization::SpecializedTile<gpu::bf16, 128>;
-  Problem p = problem(ElementType::bf16, 6, 2, 500, 700, 128, Mask::window(300, 0));
+  const Mask mask = GENERATE(Mask::window(300, 0), Mask::none());
+  const bool even = mask == Mask::none();
+  Problem p = problem(ElementType::bf16, 6, 2, 500, 700, 128, mask);
   p.batch = 2;
   attention::ForwardArgs<gpu::bf16> args{};
   args.batch = p.batch, args.heads_q = p.heads_q, args.heads_kv = p.heads_kv;
   args.seqlen_q = p.seqlen_q, args.seqlen_kv = p.seqlen_kv, args.head_dim = p.head_dim, args.mask = p.mask;
   auto schedule = warp_specialization::Schedule::of<Tile>(args, nullptr);
-  schedule.section = 5;  // which leaves two heads for the last one
+  if (!even) schedule.section = 5;  // which leaves two heads for the last one
   const auto count = static_cast<std::size_t>(schedule.works);
   gpu::DeviceBuffer<int> of_blocks(3 * count), of_schedule(3 * count);
   gpu::launch(list_works<Tile>, {.grid = schedule.works, .block = 32}, args, schedule, schedule.query_tiles,
@@ -288,8 +290,8 @@ TEST_CASE("the works on paper are those of the kernels") {
       CHECK(works[i] == PaperWork{numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]});
     }
   };
-  same(of_blocks, p.batch * p.heads_q);
-  same(of_schedule, 5);
+  same(of_blocks, even ? 1 : p.batch * p.heads_q);
+  same(of_schedule, even ? 1 : 5);
 }
 
 TEST_CASE("when blocks are done, by hand") {

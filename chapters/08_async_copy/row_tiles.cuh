@@ -8,6 +8,6 @@ namespace async_copy {
 
 /// Tiles of steps 2 and 3, by head_dim: warps, row tiles of a warp, blocks of a multiprocessor.
 template <class T, int kHeadDim>
-using RowTiles = AsyncTile<T, kHeadDim, kHeadDim == 64 ? 4 : 8, kHeadDim == 256 ? 1 : 2, kHeadDim == 64 ? 2 : 1>;
+using RowTiles = AsyncTile<T, kHeadDim, kHeadDim == 256 ? 8 : 4, kHeadDim == 256 ? 1 : 2, kHeadDim == 256 ? 1 : 2>;
 
 }  // namespace async_copy

@@ -210,30 +210,34 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 /// \param most_blocks fewer blocks than multiprocessors, for tests
 template <int kHeadDim>
 stage::ForwardKernel persistent(int most_blocks = 1 << 30) {
-  using AnyTile = SpecializedTile<gpu::bf16, kHeadDim>;
+  using Large = PersistentShared<SpecializedTile<gpu::bf16, kHeadDim>>;
+  using Small = PersistentShared<SpecializedTile<gpu::bf16, kHeadDim, kHeadDim != 128>>;
+  using Larger = std::conditional_t<(sizeof(Small) > sizeof(Large)), Small, Large>;
   const std::string name = "persistent";
   return {.name = name,
           .summary = "a block a multiprocessor takes one work after the other",
-          .require = [name](const Problem& p) { require<PersistentShared<AnyTile>>(name, p); },
+          .require = [name](const Problem& p) { require<Larger>(name, p); },
           .workspace_bytes = [](const Problem&) { return sizeof(int); },
           .traffic =
               [](const Problem& p) {
-                attention::Traffic traffic = attention::tiled_forward_traffic(p, AnyTile::kBr, AnyTile::kBc);
-                const double asked =
-                    Schedule::asks(p.mask) * double(p.batch) * p.heads_q * tiles_of(p.seqlen_q, AnyTile::kBr);
-                traffic.loaded += asked * sizeof(int);
-                traffic.stored += asked * sizeof(int);
-                return traffic;
+                return with_tile<gpu::bf16, kHeadDim>(p.mask, p.seqlen_q, p.seqlen_kv, [&]<class Tile>(Tile) {
+                  const attention::Traffic traffic = attention::tiled_forward_traffic(p, Tile::kBr, Tile::kBc);
+                  const double works = double(p.batch) * p.heads_q * tiles_of(p.seqlen_q, Tile::kBr);
+                  const double asked = Schedule::asks(p.mask) * works * sizeof(int);
+                  return attention::Traffic{traffic.loaded + asked, traffic.stored + asked};
+                });
               },
           .run =
               [most_blocks]<stage::SixteenBits T>(const ForwardArgs<T>& args, void* workspace) {
-                using Tile = SpecializedTile<T, kHeadDim>;
-                const auto schedule = Schedule::of<Tile>(args, static_cast<int*>(workspace));
-                if (schedule.works == 0) return;
-                if (schedule.counter) gpu::fill_bytes(schedule.counter, 0, sizeof(int));
-                const int blocks = std::min({schedule.works, gpu::device().multiprocessors, most_blocks});
-                gpu::launch<PersistentShared<Tile>>(persistent_kernel<Tile>, {.grid = blocks, .block = Tile::kThreads},
-                                                    make_maps<Tile>(args, kernel::kWarpgroupRows), args, schedule);
+                with_tile<T, kHeadDim>(args.mask, args.seqlen_q, args.seqlen_kv, [&]<class Tile>(Tile) {
+                  const auto schedule = Schedule::of<Tile>(args, static_cast<int*>(workspace));
+                  if (schedule.works == 0) return;
+                  if (schedule.counter) gpu::fill_bytes(schedule.counter, 0, sizeof(int));
+                  const int blocks = std::min({schedule.works, gpu::device().multiprocessors, most_blocks});
+                  gpu::launch<PersistentShared<Tile>>(persistent_kernel<Tile>,
+                                                      {.grid = blocks, .block = Tile::kThreads},
+                                                      make_maps<Tile>(args, kernel::kWarpgroupRows), args, schedule);
+                });
               }};
 }
 

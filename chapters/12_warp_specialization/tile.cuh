@@ -29,24 +29,30 @@ using kernel::tiles_of;
 
 /// One warpgroup that loads, and kConsumers that compute 64 queries each.
 ///
-///     head_dim    queries    keys    stages    registers of a lane that computes, and of one that loads
-///        64         192       128       2          160      32
-///       128         128       128       2          240      24
-///       256         128        80       2          240      24
-template <class T_, int kHeadDim_>
+///     head_dim          queries    keys    stages    registers of a lane that computes, and of one that loads
+///        64               192       128       2          160      32
+///        64, kSmall       128       128       2          240      24
+///       128               128       128       2          240      24
+///       256               128        80       2          240      24
+///       256, kSmall       128        64       2          240      24
+///
+/// \tparam kSmall_ fewer queries or keys, for step 4, where whole tiles of the other shape would be empty to a good
+/// part
+template <class T_, int kHeadDim_, bool kSmall_ = false>
 struct SpecializedTile {
   using T = T_;  ///< fp16 or bf16
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
+  static constexpr bool kSmall = kSmall_;
+  static constexpr int kConsumers = kHeadDim == 64 && !kSmall ? 3 : 2;
   static constexpr int kThreads = (1 + kConsumers) * kernel::kWarpgroupThreads;
   static constexpr int kBr = kConsumers * kernel::kWarpgroupRows;
-  static constexpr int kBc = kHeadDim == 256 ? 80 : 128;
+  static constexpr int kBc = kHeadDim == 256 ? (kSmall ? 64 : 80) : 128;
   static constexpr int kStages = 2;  ///< tiles of K and of V in shared memory
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kKeySteps = kBc / 16, kColumnTiles = kHeadDim / 8, kKeyTiles = kBc / 8;
   static constexpr int kPanels = kHeadDim / 64;
-  /// Of a tile's exponentials those that run while O += P V of the tile before still does. After it there is the rest of
-  /// the softmax to share the cycles with; at head_dim 64 the product is too short for any.
+  /// Of a tile's exponentials those that run while O += P V of the tile before still does. After it there is the rest
+  /// of the softmax to share the cycles with; at head_dim 64 the product is too short for any.
   static constexpr int kEarlyKeyTiles = kHeadDim == 64 ? 0 : kKeyTiles / 2;
 };
 

@@ -3,14 +3,14 @@
 /// Step 2: FlashAttention-2's division of work. A warp has two times 16 rows, so that each fragment of K and V that it
 /// loads serves two products: shared memory, which all warps read K and V from, has half as much to deliver.
 ///
-///   - head_dim 64: four warps with 32 rows each; 128: eight warps with 32; 256: eight with 16, since two times O would
-///     not fit into a lane's 255 registers.
+///   - head_dim 64 and 128: four warps with 32 rows each, Br = 128, and two blocks a multiprocessor; 256: eight warps
+///     with 16, one block, since two times O would not fit into a lane's 255 registers.
 ///   - Registers of a lane, at head_dim 128: O 128, S 64, m and l of four rows. Q stays in registers at head_dim 64
 ///     alone; elsewhere each of its fragments is loaded again for each tile. At 128 there is no room for some numbers
-///     that the loop does not change: 60 bytes are spilled.
+///     that the loop does not change: 56 bytes are spilled.
 ///   - A warp skips the tiles in which none of its own rows sees a key.
 ///   - O leaves through the shared memory of the warp's own Q, so that rows go out 16 bytes a lane and whole.
-///   - Shared memory: Q, and K and V twice: 256 · (Br + 256) bytes at head_dim 128.
+///   - Shared memory: Q, and K and V twice: 2 · head_dim · (Br + 256) bytes, 96 KiB at head_dim 128.
 ///   - Per tile: 4 · Br · Bc · head_dim FLOP, 2 · Bc · head_dim elements of K and V.
 ///
 /// Source: Dao, "FlashAttention-2" (2023), section 3.3.

@@ -180,12 +180,12 @@ TEST_CASE("right, with the predicted bytes, in both types and all head_dims") {
 
 TEST_CASE("the bytes of a causal case, by hand") {
   // Step 1 has three tiles of 64 queries: the first sees 64 keys, the second 128, the third all 130. Steps 2 and 3 have
-  // one of 256.
+  // two of 128: the first sees 128 keys, the second all 130.
   const Problem p = problem(ElementType::bf16, 1, 1, 130, 130, 128, Mask::causal());
   const std::vector<stage::ForwardKernel> kernels = async_copy_kernels();
   CHECK(kernels[0].traffic(p).loaded == 2 * 128 * (130 + 2 * (64 + 128 + 130)));
-  CHECK(kernels[1].traffic(p).loaded == 2 * 128 * (130 + 2 * 130));
-  CHECK(kernels[2].traffic(p).loaded == 2 * 128 * (130 + 2 * 130));
+  CHECK(kernels[1].traffic(p).loaded == 2 * 128 * (130 + 2 * (128 + 130)));
+  CHECK(kernels[2].traffic(p).loaded == 2 * 128 * (130 + 2 * (128 + 130)));
   for (const stage::ForwardKernel& kernel : kernels) CHECK(kernel.traffic(p).stored == 130 * (2 * 128 + 4));
 }
 
@@ -205,9 +205,16 @@ TEST_CASE("the model's cycles, by hand") {
   CHECK(works[1].products == 256);
   CHECK(works[1].loads_q == 16);
   CHECK(works[1].loads_kv == 64);
-  CHECK(works[1].tensor_cycles() == 2048);
-  CHECK(works[1].data_cycles() == 8 * 80 * 4 + 256);
-  CHECK(works[1].shared_bytes == 256 * (256 + 256));
+  // 4 warps · 256 products · 4 cycles, on four tensor cores; 4 wavefronts a load, and copies of 2 · 64 rows of 256
+  // bytes.
+  CHECK(works[1].tensor_cycles() == 1024);
+  CHECK(works[1].data_cycles() == 4 * 80 * 4 + 256);
+  CHECK(works[1].bound() == 1024.0 / 1536);
+  // A lane has 2 · 2 rows of 16 numbers of S: 64 exponentials, and 4 for the rows. Half a cycle for one of each lane.
+  CHECK(works[1].exponential_cycles() == 4 * 68 * 2);
+  CHECK(works[2].exponential_cycles() == 4 * 64 * 2);
+  // Q, and two tiles each of K and V.
+  CHECK(works[1].shared_bytes == 256 * (128 + 4 * 64));
   CHECK(works[2].other_floating == works[1].other_floating - 128);
   CHECK(async_copy::async_works<64>()[1].loads_q == 0);
   CHECK(async_copy::async_works<256>()[1].row_tiles == 1);
@@ -217,13 +224,13 @@ TEST_CASE("steps 2 and 3 visit the tiles in which a row sees a key, and warps pa
   check_tiles<64>();
   check_tiles<128>();
   check_tiles<256>();
-  // Causal, N = 1024, by hand: four blocks of 256 rows visit 4, 8, 12, 16 tiles; of the last four the warps see 1, 1,
-  // 2, 2, 3, 3, 4, 4.
+  // Causal, N = 1024, by hand: eight blocks of 128 rows visit 2, 4, … 16 tiles; of the last two, which are masked, the
+  // warps see 1, 1, 2, 2.
   const auto counts = async_copy::count_tiles<async_copy::RowTiles<gpu::bf16, 128>>(Mask::causal(), 1024, 1024);
-  CHECK(counts.visited == 40);
+  CHECK(counts.visited == 72);
   CHECK(counts.masked == 16);
-  CHECK(counts.of_warps == 320);
-  CHECK(counts.skipped_by_warps == 4 * 12);
+  CHECK(counts.of_warps == 4 * 72);
+  CHECK(counts.skipped_by_warps == 8 * 2);
 }
 
 TEST_CASE("negative scales, a scale of 0, and scales that leave one key") {
@@ -375,16 +382,25 @@ TEST_CASE("a block that needs more shared memory than there is is refused with b
   options.shared_memory_limit = 101376;  // sm_86, sm_89, sm_120
   const gpu::EmulatorOptionsScope small(options);
   const Problem p = problem(ElementType::fp16, 1, 1, 64, 64, 128, Mask::none());
+  const Problem wide = problem(ElementType::bf16, 1, 1, 64, 64, 256, Mask::none());
   const std::vector<stage::ForwardKernel> kernels = async_copy_kernels();
-  CHECK_NOTHROW(stage::require_taken(kernels[0], p));  // 5 · 64 rows of 256 bytes: 81920
+  const auto refused = [&kernels](std::size_t i, const Problem& q, const char* needed, const char* limit) {
+    CHECK_THROWS_AS(stage::require_taken(kernels[i], q), stage::Refused);
+    CHECK_THROWS_WITH(stage::require_taken(kernels[i], q),
+                      ContainsText(kernels[i].name) && ContainsText(needed) && ContainsText(limit));
+  };
+  // 5 · 64 rows of 256 bytes, 81920, and 128 + 4 · 64 rows, 98304, fit. Of 512 bytes a row neither does.
+  for (const stage::ForwardKernel& kernel : kernels) CHECK_NOTHROW(stage::require_taken(kernel, p));
+  refused(0, wide, "163840", "101376");
+  for (const std::size_t i : {1, 2}) refused(i, wide, "196608", "101376");
+
+  options.shared_memory_limit = 98303;
+  const gpu::EmulatorOptionsScope smaller(options);
+  CHECK_NOTHROW(stage::require_taken(kernels[0], p));
   for (const std::size_t i : {1, 2}) {
-    CHECK_THROWS_AS(stage::require_taken(kernels[i], p), stage::Refused);
-    CHECK_THROWS_WITH(stage::require_taken(kernels[i], p),
-                      ContainsText(kernels[i].name) && ContainsText("131072") && ContainsText("101376"));
+    refused(i, p, "98304", "98303");
     CHECK_NOTHROW(stage::require_taken(kernels[i], problem(ElementType::fp16, 1, 1, 64, 64, 64, Mask::none())));
   }
-  CHECK_THROWS_WITH(stage::require_taken(kernels[0], problem(ElementType::bf16, 1, 1, 64, 64, 256, Mask::none())),
-                    ContainsText("163840") && ContainsText("101376"));
 }
 
 TEST_CASE("a tile's copies are on their way while the tile before is computed") {

@@ -22,7 +22,7 @@ std::vector<InputArray> arrays_of(const std::vector<StoredArray>& stored) {
   return arrays;
 }
 
-Numbers::Numbers(const Bytes& bytes, ElementType type) {
+Numbers::Numbers(const Bytes& bytes, attention::ElementType type) {
   const std::size_t elements = bytes.size() / static_cast<std::size_t>(attention::element_bytes(type));
   if (type == ElementType::fp32) {
     numbers_ = std::span(reinterpret_cast<const float*>(bytes.data()), elements);

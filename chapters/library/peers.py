@@ -39,8 +39,8 @@ NO_BACKWARD = "no chapter in the library has a backward in {}; skipped"
 
 # TARGETS: batch * seqlen = 16384, heads * head_dim = 2048.
 TOKENS, WIDTH = 16384, 2048
-HEAD_DIMS = (64, 128)
-SEQLENS = (1024, 2048, 4096, 8192, 16384)
+HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
+SEQLENS = {"forward": (512, 1024, 2048, 4096, 8192, 16384), "backward": (1024, 2048, 4096, 8192, 16384)}
 COLD_BYTES = 240e6
 ROUNDS = 20
 WARM_UP_SECONDS, WARM_UP_LAUNCHES = 0.1, 3
@@ -553,14 +553,14 @@ def measure(words):
         passes.append("backward")
     else:
         print(f"backward: {NO_BACKWARD.format(element)}\n")
-    seqlens, tokens, width = (SEQLENS, TOKENS, WIDTH) if not rehearsal else ((48, 96), 96, 128)
+    tokens, width = (TOKENS, WIDTH) if not rehearsal else (96, 128)
     timer = Timer(torch, not rehearsal)
     cells = []
     try:
         for direction in passes:
-            for head_dim in HEAD_DIMS:
+            for head_dim in HEAD_DIMS[direction]:
                 for causal in (False, True):
-                    for seqlen in seqlens:
+                    for seqlen in SEQLENS[direction] if not rehearsal else (48, 96):
                         cell = Cell(
                             torch,
                             accuracy,

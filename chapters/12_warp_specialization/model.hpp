@@ -83,7 +83,9 @@ enum class Order {
   overlap   ///< S first, O of the tile before it behind; the softmax begins when S is there
 };
 
-/// From one turn of a warpgroup to when it could begin the next, if nobody else wanted the units.
+/// From one turn of a warpgroup to when it could begin the next, if nobody else wanted the units. The whole softmax may
+/// run under O here; where the kernels wait for O, and with how many exponentials still to come, was found by measuring
+/// (SpecializedTile::kEarlyKeyTiles).
 constexpr double own_chain(Order order, const TileWork& w) {
   if (order != Order::overlap) return w.own_products() + w.own_softmax();
   return w.own_product() + std::max(w.own_product(), w.own_softmax()) + w.own_finish();
@@ -190,21 +192,33 @@ inline double share_of_peak(const StepOnPaper& step, int tiles) {
   return tiles * step.tile.products() / cycles_of_work(step, tiles);
 }
 
-/// The four steps, in their order. For the first one's consumers nothing makes an order: it has the worst.
+/// Step 4 with tiles of one shape or the other.
+template <int kHeadDim, bool kSmall = false>
+StepOnPaper persistent_on_paper() {
+  using Tile = SpecializedTile<gpu::bf16, kHeadDim, kSmall>;
+  using Shared = PersistentShared<Tile>;
+  const int q_bytes = Tile::kConsumers * static_cast<int>(sizeof(typename Shared::QTile));
+  return {"persistent",
+          Order::overlap,
+          {Tile::kHeadDim, Tile::kBc, Tile::kConsumers},
+          // With O in Q's place, Q has to wait until it has left.
+          Shared::kOwnO ? 0 : q_bytes,
+          static_cast<int>(sizeof(Shared))};
+}
+
+/// The four steps, in their order, with large tiles. For the first one's consumers nothing makes an order: it has the
+/// worst.
 template <int kHeadDim>
 std::vector<StepOnPaper> steps_on_paper() {
   using Tile = SpecializedTile<gpu::bf16, kHeadDim>;
-  using OneWork = SpecializedShared<Tile>;
-  using Works = PersistentShared<Tile>;
+  using Shared = SpecializedShared<Tile>;
   const TileWork tile{Tile::kHeadDim, Tile::kBc, Tile::kConsumers};
-  const int q_bytes = static_cast<int>(sizeof(typename OneWork::QTile)),
-            k_bytes = static_cast<int>(sizeof(typename OneWork::KTile));
-  const int one_work = static_cast<int>(sizeof(OneWork)), works = static_cast<int>(sizeof(Works));
-  return {{"producer_consumer", Order::in_step, tile, q_bytes + k_bytes, one_work},
-          {"ping_pong", Order::turns, tile, q_bytes + k_bytes, one_work},
-          {"overlap", Order::overlap, tile, q_bytes + k_bytes, one_work},
-          // With O in Q's place, Q has to wait until it has left.
-          {"persistent", Order::overlap, tile, Works::kOwnO ? 0 : q_bytes, works}};
+  const int q_and_k = static_cast<int>(sizeof(typename Shared::QTile) + sizeof(typename Shared::KTile));
+  const int bytes = static_cast<int>(sizeof(Shared));
+  return {{"producer_consumer", Order::in_step, tile, q_and_k, bytes},
+          {"ping_pong", Order::turns, tile, q_and_k, bytes},
+          {"overlap", Order::overlap, tile, q_and_k, bytes},
+          persistent_on_paper<kHeadDim>()};
 }
 
 /// Br rows of a head, and how many tiles of keys they visit.

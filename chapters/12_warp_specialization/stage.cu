@@ -41,26 +41,30 @@ std::string percent(double share) { return text("%.1f %%", 100 * share); }
 /// Who holds how many registers.
 void show_registers(stage::Program& program) {
   Table rows;
-  const auto add = [&](auto d) {
-    using Tile = warp_specialization::SpecializedTile<gpu::bf16, d()>;
+  const auto add = [&](auto d, auto small) {
+    using Tile = warp_specialization::SpecializedTile<gpu::bf16, d(), small()>;
     const warp_specialization::RegisterBudget b{Tile::kConsumers, Tile::kProducerRegisters, Tile::kConsumerRegisters};
-    rows.push_back({text("%d", d()), text("1 + %d", b.consumers), text("%d", b.threads()), text("%d", b.at_start()),
-                    text("%d", b.producer_registers), text("%d", b.consumer_registers), text("%d", b.held()),
-                    text("%d", b.spare()), text("%d", warp_specialization::accumulator_registers(d(), Tile::kBc))});
+    rows.push_back({text("%d", d()), text("%d x %d", Tile::kBr, Tile::kBc), text("1 + %d", b.consumers),
+                    text("%d", b.threads()), text("%d", b.at_start()), text("%d", b.producer_registers),
+                    text("%d", b.consumer_registers), text("%d", b.held()), text("%d", b.spare()),
+                    text("%d", warp_specialization::accumulator_registers(d(), Tile::kBc))});
     if (b.held() > warp_specialization::RegisterBudget::kRegisters || b.spare() < 0) {
       program.fail(text("head_dim %d: more registers are taken than given back", d()));
     }
   };
-  add(std::integral_constant<int, 64>());
-  add(std::integral_constant<int, 128>());
-  add(std::integral_constant<int, 256>());
+  add(std::integral_constant<int, 64>(), std::false_type());
+  add(std::integral_constant<int, 64>(), std::true_type());
+  add(std::integral_constant<int, 128>(), std::false_type());
+  add(std::integral_constant<int, 256>(), std::false_type());
+  add(std::integral_constant<int, 256>(), std::true_type());
   program.say(
-      "By formula: registers of a lane at the start, and after setmaxnreg, of the producer and of a consumer; all\n"
-      "that the block then holds, of 65536, and what is left over. At the end: a consumer's S, P and O, all alive\n"
-      "together.");
-  program.table("registers",
-                {"head_dim", "warpgroups", "threads", "at start", "producer", "consumer", "held", "left", "S, P and O"},
-                rows);
+      "By formula: queries and keys of a tile (the second shape of a head_dim is step 4's small one); registers of\n"
+      "a lane at the start, and after setmaxnreg, of the producer and of a consumer; all that the block then holds,\n"
+      "of 65536, and what is left over. At the end: a consumer's S, P and O, all alive together.");
+  program.table(
+      "registers",
+      {"head_dim", "tile", "warpgroups", "threads", "at start", "producer", "consumer", "held", "left", "S, P and O"},
+      rows);
 }
 
 /// What a tile costs the units, and what each step's order makes of it.
@@ -148,43 +152,65 @@ void show_schedule(stage::Program& program) {
     p.element_type = ElementType::bf16;
   }
   for_head_dim(p, [&](auto d) {
-    using Tile = warp_specialization::SpecializedTile<gpu::bf16, d()>;
+    using Large = warp_specialization::SpecializedTile<gpu::bf16, d()>;
     using warp_specialization::busy_share, warp_specialization::makespan, warp_specialization::works_in_order;
-    const int blocks = 132, heads = p.batch * p.heads_q;
-    const int section = warp_specialization::Schedule::of<Tile>(p, nullptr).section;
-    const std::vector<StepOnPaper> steps = warp_specialization::steps_on_paper<d()>();
-    const auto beside_of = [](const StepOnPaper& s) { return s.load_cycles() / cycles_of_tile(s.order, s.tile); };
-    const double beside = beside_of(steps[2]), beside_staying = beside_of(steps[3]);
-    const std::vector<PaperWork> last_first = works_in_order(p, Tile::kBr, Tile::kBc, heads);
-    const std::vector<PaperWork> sections = works_in_order(p, Tile::kBr, Tile::kBc, section);
-    const std::vector<PaperWork> first_first(last_first.rbegin(), last_first.rend());
-    if (sections.empty()) return program.say("There is no work.");
-    Table items, ends;
-    const int section_works = section * kernel::tiles_of(p.seqlen_q, Tile::kBr);
-    for (const int place : std::set<int>{0, 1, section, blocks, section_works}) {
-      const auto i = static_cast<std::size_t>(place);
-      if (i >= sections.size()) continue;
-      const int first = sections[i].query_tile * Tile::kBr, last = std::min(first + Tile::kBr, p.seqlen_q) - 1;
-      items.push_back({number(double(i)), text("%d", sections[i].head_index), text("%d - %d", first, last),
-                       text("%d", sections[i].tiles)});
-    }
-    const auto add = [&](const char* name, const std::vector<PaperWork>& works, const std::vector<double>& done) {
-      ends.push_back({name, text("%.1f", makespan(done)), percent(busy_share(done)),
-                      text("%.0f", double(kv_bytes_at_once(works, blocks, p)) / (1 << 20))});
-    };
-    add("a block each, first queries first", first_first, queued(first_first, blocks, beside));
-    add("a block each, last queries first", last_first, queued(last_first, blocks, beside));
-    add("sections, dealt out", sections, dealt_out(sections, blocks, beside_staying));
-    add("sections, by the counter", sections, queued(sections, blocks, beside_staying));
-    program.say(text("By formula: %s.\n%zu works of %d queries, heads in sections of %d. Some of the list:",
-                     p.describe().c_str(), sections.size(), Tile::kBr, section));
-    program.table("works", {"work", "head", "queries", "tiles"}, items);
-    program.say(
-        text("When the last of %d blocks is done, in tiles of keys; the share of the time for which a block has\n"
-             "something to do; MiB of K and V of the heads that the first %d works read. The loads between two works\n"
-             "count for %.1f tiles with a block each, and for %.1f with blocks that stay.",
-             blocks, blocks, beside, beside_staying));
-    program.table("ends", {"schedule", "last end", "busy", "MiB at once"}, ends);
+    constexpr int kHeadDim = Large::kHeadDim;
+    // What step 4 has.
+    warp_specialization::with_tile<gpu::bf16, kHeadDim>(p.mask, p.seqlen_q, p.seqlen_kv, [&]<class Tile>(Tile) {
+      const int blocks = 132, heads = p.batch * p.heads_q;
+      const int section = warp_specialization::Schedule::of<Tile>(p, nullptr).section;
+      const StepOnPaper one_work = warp_specialization::steps_on_paper<kHeadDim>()[2],
+                        staying = warp_specialization::persistent_on_paper<kHeadDim, Tile::kSmall>();
+      const auto beside_of = [](const StepOnPaper& s) { return s.load_cycles() / cycles_of_tile(s.order, s.tile); };
+      const double beside = beside_of(one_work), beside_staying = beside_of(staying);
+      const std::vector<PaperWork> last_first = works_in_order(p, Large::kBr, Large::kBc, heads);
+      const std::vector<PaperWork> first_first(last_first.rbegin(), last_first.rend());
+      const std::vector<PaperWork> sections = works_in_order(p, Tile::kBr, Tile::kBc, section);
+      if (sections.empty()) return program.say("There is no work.");
+      const double worth_of_one = double(Tile::kBr * Tile::kBc) / (Large::kBr * Large::kBc);
+      Table items, ends;
+      const int section_works = section * kernel::tiles_of(p.seqlen_q, Tile::kBr);
+      for (const int place : std::set<int>{0, 1, section, blocks, section_works}) {
+        const auto i = static_cast<std::size_t>(place);
+        if (i >= sections.size()) continue;
+        const int first = sections[i].query_tile * Tile::kBr, last = std::min(first + Tile::kBr, p.seqlen_q) - 1;
+        items.push_back({number(double(i)), text("%d", sections[i].head_index), text("%d - %d", first, last),
+                         text("%d", sections[i].tiles)});
+      }
+      const auto add = [&](const char* name, const std::vector<PaperWork>& works, const std::vector<double>& done,
+                           double worth) {
+        ends.push_back({name, text("%.1f", worth * makespan(done)), percent(busy_share(done)),
+                        text("%.0f", double(kv_bytes_at_once(works, blocks, p)) / (1 << 20))});
+      };
+      add("a block each, first queries first", first_first, queued(first_first, blocks, beside), 1);
+      add("a block each, last queries first", last_first, queued(last_first, blocks, beside), 1);
+      add("sections, dealt out", sections, dealt_out(sections, blocks, beside_staying), worth_of_one);
+      add("sections, by the counter", sections, queued(sections, blocks, beside_staying), worth_of_one);
+      std::string scores;  // why
+      if constexpr (kHeadDim != 128) {
+        using Small = warp_specialization::SpecializedTile<gpu::bf16, kHeadDim, true>;
+        using warp_specialization::computed_scores;
+        const double small = double(computed_scores<Small>(p.mask, p.seqlen_q, p.seqlen_kv)),
+                     large = double(computed_scores<Large>(p.mask, p.seqlen_q, p.seqlen_kv));
+        if (large > 0) {
+          scores =
+              text(", since small ones compute %s of the scores that large ones do", percent(small / large).c_str());
+        }
+      }
+      program.say(
+          text("By formula: %s.\n"
+               "Step 4 has %s tiles, %d queries by %d keys%s.\n"
+               "%zu works, heads in sections of %d. Some of the list:",
+               p.describe().c_str(), Tile::kSmall ? "small" : "large", Tile::kBr, Tile::kBc, scores.c_str(),
+               sections.size(), section));
+      program.table("works", {"work", "head", "queries", "tiles"}, items);
+      program.say(text(
+          "When the last of %d blocks is done, in large tiles of keys (%d x %d); the share of the time for which a\n"
+          "block has something to do; MiB of K and V of the heads that the first %d works read. The loads between\n"
+          "two works count for %.1f tiles with a block each, and for %.1f of step 4's with blocks that stay.",
+          blocks, Large::kBr, Large::kBc, blocks, beside, beside_staying));
+      program.table("ends", {"schedule", "last end", "busy", "MiB at once"}, ends);
+    });
   });
 }
 

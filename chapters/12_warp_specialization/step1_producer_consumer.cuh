@@ -2,7 +2,7 @@
 /// \file
 /// Step 1: a warpgroup that only loads, and warpgroups that only compute.
 ///
-///   - The producer needs an address now and then, and gives most of its registers to the others (setmaxnreg): with 232
+///   - The producer needs an address now and then, and gives most of its registers to the others (setmaxnreg): with 240
 ///     instead of 168 a lane holds O, S and P without spilling.
 ///   - It runs ahead as far as there are places. Nobody who computes has to look after copies.
 ///   - Shared memory: 2 · head_dim · (Br + 4 · Bc) bytes: 160 KB at head_dim 128.

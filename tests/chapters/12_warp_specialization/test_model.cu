@@ -24,7 +24,8 @@ using attention::Mask;
 using attention::Problem;
 using suite::problem, suite::run;
 using warp_specialization::Order, warp_specialization::PaperSpan, warp_specialization::PaperWork,
-    warp_specialization::RegisterBudget, warp_specialization::StepOnPaper, warp_specialization::TileWork;
+    warp_specialization::RegisterBudget, warp_specialization::SpecializedTile, warp_specialization::StepOnPaper,
+    warp_specialization::TileWork;
 using What = PaperSpan::What;
 
 // Sizes that the tests calculate with by hand, whatever the kernels have.
@@ -87,10 +88,10 @@ __global__ void list_works(attention::ForwardArgs<typename Tile::T> args, warp_s
 }  // namespace
 
 TEST_CASE("registers by hand") {
-  constexpr RegisterBudget two{2, 40, 232}, three{3, 32, 160};
+  constexpr RegisterBudget two{2, 24, 240}, three{3, 32, 160};
   CHECK(two.threads() == 384);
   CHECK(two.at_start() == 168);  // 65536 / 384 = 170.7
-  CHECK(two.held() == 64512);    // 128 · (40 + 464)
+  CHECK(two.held() == 64512);    // 128 · (24 + 480)
   CHECK(two.spare() == 0);
   CHECK(three.threads() == 512);
   CHECK(three.at_start() == 128);
@@ -116,9 +117,11 @@ TEST_CASE("the kernels' registers add up") {
     CHECK(b.consumer_registers % 8 == 0);
     CHECK(warp_specialization::accumulator_registers(Tile::kHeadDim, Tile::kBc) < b.consumer_registers);
   };
-  check(warp_specialization::SpecializedTile<gpu::bf16, 64>());
-  check(warp_specialization::SpecializedTile<gpu::bf16, 128>());
-  check(warp_specialization::SpecializedTile<gpu::bf16, 256>());
+  check(SpecializedTile<gpu::bf16, 64>());
+  check(SpecializedTile<gpu::bf16, 64, true>());
+  check(SpecializedTile<gpu::bf16, 128>());
+  check(SpecializedTile<gpu::bf16, 256>());
+  check(SpecializedTile<gpu::bf16, 256, true>());
 }
 
 TEST_CASE("a tile on paper, by hand") {
@@ -267,31 +270,116 @@ TEST_CASE("works in order, by hand and pair by pair") {
 }
 
 TEST_CASE("the works on paper are those of the kernels") {
-  using Tile = warp_specialization::SpecializedTile<gpu::bf16, 128>;
   const Mask mask = GENERATE(Mask::window(300, 0), Mask::none());
   const bool even = mask == Mask::none();
-  Problem p = problem(ElementType::bf16, 6, 2, 500, 700, 128, mask);
-  p.batch = 2;
-  attention::ForwardArgs<gpu::bf16> args{};
-  args.batch = p.batch, args.heads_q = p.heads_q, args.heads_kv = p.heads_kv;
-  args.seqlen_q = p.seqlen_q, args.seqlen_kv = p.seqlen_kv, args.head_dim = p.head_dim, args.mask = p.mask;
-  auto schedule = warp_specialization::Schedule::of<Tile>(args, nullptr);
-  if (!even) schedule.section = 5;  // which leaves two heads for the last one
-  const auto count = static_cast<std::size_t>(schedule.works);
-  gpu::DeviceBuffer<int> of_blocks(3 * count), of_schedule(3 * count);
-  gpu::launch(list_works<Tile>, {.grid = schedule.works, .block = 32}, args, schedule, schedule.query_tiles,
-              of_blocks.data(), of_schedule.data());
-  const auto same = [&](const gpu::DeviceBuffer<int>& listed, int section) {
-    const std::vector<int> numbers = listed.download();
-    const std::vector<PaperWork> works = warp_specialization::works_in_order(p, Tile::kBr, Tile::kBc, section);
-    REQUIRE(works.size() == count);
-    for (std::size_t i = 0; i < count; ++i) {
-      INFO("work " << i);
-      CHECK(works[i] == PaperWork{numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]});
+  const auto check = [&](auto tile) {
+    using Tile = decltype(tile);
+    Problem p = problem(ElementType::bf16, 6, 2, 500, 700, Tile::kHeadDim, mask);
+    p.batch = 2;
+    attention::ForwardArgs<gpu::bf16> args{};
+    args.batch = p.batch, args.heads_q = p.heads_q, args.heads_kv = p.heads_kv;
+    args.seqlen_q = p.seqlen_q, args.seqlen_kv = p.seqlen_kv, args.head_dim = p.head_dim, args.mask = p.mask;
+    auto schedule = warp_specialization::Schedule::of<Tile>(args, nullptr);
+    if (!even) schedule.section = 5;  // which leaves two heads for the last one
+    const auto count = static_cast<std::size_t>(schedule.works);
+    CHECK(count == std::size_t(12 * ((500 + Tile::kBr - 1) / Tile::kBr)));
+    gpu::DeviceBuffer<int> of_blocks(3 * count), of_schedule(3 * count);
+    gpu::launch(list_works<Tile>, {.grid = schedule.works, .block = 32}, args, schedule, schedule.query_tiles,
+                of_blocks.data(), of_schedule.data());
+    const auto same = [&](const gpu::DeviceBuffer<int>& listed, int section) {
+      const std::vector<int> numbers = listed.download();
+      const std::vector<PaperWork> works = warp_specialization::works_in_order(p, Tile::kBr, Tile::kBc, section);
+      REQUIRE(works.size() == count);
+      for (std::size_t i = 0; i < count; ++i) {
+        INFO("head_dim " << Tile::kHeadDim << ", work " << i);
+        CHECK(works[i] == PaperWork{numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]});
+      }
+    };
+    same(of_blocks, even ? 1 : p.batch * p.heads_q);
+    same(of_schedule, even ? 1 : 5);
+  };
+  check(SpecializedTile<gpu::bf16, 64, true>());
+  check(SpecializedTile<gpu::bf16, 128>());
+  check(SpecializedTile<gpu::bf16, 256>());
+}
+
+TEST_CASE("scores that tiles compute, pair by pair") {
+  const auto check = [](auto tile) {
+    using Tile = decltype(tile);
+    for (const Mask mask : {Mask::none(), Mask::causal(), Mask::window(40, 0), Mask::window(9, 70)}) {
+      for (const int seqlen_q : {0, 1, 128, 257, 500}) {
+        for (const int seqlen_kv : {0, 30, 300, 517}) {
+          const Problem p = problem(ElementType::bf16, 1, 1, seqlen_q, seqlen_kv, Tile::kHeadDim, mask);
+          INFO(p.describe() << ", " << Tile::kBr << " x " << Tile::kBc);
+          int tiles = 0;
+          for (int first = 0; first < seqlen_q; first += Tile::kBr) {
+            tiles += tiles_by_pairs(p, first, Tile::kBr, Tile::kBc);
+          }
+          CHECK(warp_specialization::computed_scores<Tile>(mask, seqlen_q, seqlen_kv) == tiles * Tile::kBr * Tile::kBc);
+        }
+      }
     }
   };
-  same(of_blocks, even ? 1 : p.batch * p.heads_q);
-  same(of_schedule, even ? 1 : 5);
+  check(SpecializedTile<gpu::bf16, 64>());
+  check(SpecializedTile<gpu::bf16, 64, true>());
+  check(SpecializedTile<gpu::bf16, 256>());
+  check(SpecializedTile<gpu::bf16, 256, true>());
+}
+
+TEST_CASE("who gets small tiles, by hand") {
+  // Tiles of a head, in small ones and in large ones, and what is taken. At head_dim 64 a small one has 2/3 of the
+  // scores of a large one, at 256 4/5: the first has to be below 1.23 times as many, and below 1.2125.
+  struct Row {
+    int head_dim;
+    Mask mask;
+    int seqlen_q, seqlen_kv, small_tiles, large_tiles;
+    bool small;
+  };
+  const Row rows[] = {
+      {64, Mask::causal(), 512, 512, 1 + 2 + 3 + 4, 2 + 3 + 4, true},
+      {64, Mask::causal(), 1024, 1024, 36, 2 + 3 + 5 + 6 + 8 + 8, true},
+      {64, Mask::causal(), 1536, 1536, 78, 56, false},
+      {64, Mask::causal(), 2048, 2048, 136, 101, false},
+      {64, Mask::causal(), 8192, 8192, 2080, 1429, false},
+      {64, Mask::none(), 512, 512, 4 * 4, 3 * 4, false},
+      {64, Mask::none(), 8192, 8192, 64 * 64, 43 * 64, false},
+      {64, Mask::none(), 128, 1000, 8, 8, true},       // the third warpgroup would have nothing
+      {64, Mask::none(), 129, 1000, 2 * 8, 8, false},  // the second tile would have one row
+      {64, Mask::causal(), 200, 3, 1, 1, true},        // rows 197 to 199 alone see a key
+      {64, Mask::causal(), 257, 3, 2, 1, false},       // rows 254 to 256 do
+      {64, Mask::none(), 0, 512, 0, 0, false},
+      {64, Mask::none(), 512, 0, 0, 0, false},
+      {256, Mask::causal(), 512, 512, 2 + 4 + 6 + 8, 2 + 4 + 5 + 7, true},
+      {256, Mask::causal(), 1024, 1024, 72, 18 + 8 + 10 + 12 + 13, true},
+      {256, Mask::causal(), 2048, 2048, 272, 224, false},  // 1.214 times as many
+      {256, Mask::causal(), 4096, 4096, 1056, 858, false},
+      {256, Mask::none(), 512, 512, 4 * 8, 4 * 7, true},
+      {256, Mask::none(), 1024, 1024, 8 * 16, 8 * 13, false},
+      {256, Mask::none(), 128, 64, 1, 1, true},
+      {256, Mask::none(), 128, 80, 2, 1, false},
+      {256, Mask::causal(), 0, 0, 0, 0, false},
+      {256, Mask::causal(), 512, 0, 0, 0, false},
+  };
+  const auto check = [](auto small, auto large, const Row& row) {
+    using Small = decltype(small);
+    using Large = decltype(large);
+    const auto [head_dim, mask, seqlen_q, seqlen_kv, small_tiles, large_tiles, takes_small] = row;
+    CHECK(warp_specialization::computed_scores<Small>(mask, seqlen_q, seqlen_kv) ==
+          std::int64_t{small_tiles} * Small::kBr * Small::kBc);
+    CHECK(warp_specialization::computed_scores<Large>(mask, seqlen_q, seqlen_kv) ==
+          std::int64_t{large_tiles} * Large::kBr * Large::kBc);
+    CHECK(warp_specialization::takes_small_tiles<Large::kHeadDim>(mask, seqlen_q, seqlen_kv) == takes_small);
+    warp_specialization::with_tile<gpu::fp16, Large::kHeadDim>(mask, seqlen_q, seqlen_kv, [&]<class Tile>(Tile) {
+      CHECK(Tile::kSmall == takes_small);
+      CHECK(Tile::kBr * Tile::kBc == (takes_small ? Small::kBr * Small::kBc : Large::kBr * Large::kBc));
+    });
+  };
+  for (const Row& row : rows) {
+    INFO("head_dim " << row.head_dim << ", " << row.mask.name() << ", " << row.seqlen_q << " x " << row.seqlen_kv);
+    if (row.head_dim == 64) check(SpecializedTile<gpu::bf16, 64, true>(), SpecializedTile<gpu::bf16, 64>(), row);
+    if (row.head_dim == 256) check(SpecializedTile<gpu::bf16, 256, true>(), SpecializedTile<gpu::bf16, 256>(), row);
+    CHECK(!warp_specialization::takes_small_tiles<128>(row.mask, row.seqlen_q, row.seqlen_kv));
+  }
 }
 
 TEST_CASE("when blocks are done, by hand") {
@@ -341,7 +429,7 @@ TEST_CASE("turns on the emulator are those on paper") {
   gpu::EmulatorOptions options = gpu::emulator_options();
   options.record_timeline = true;
   const gpu::EmulatorOptionsScope recording(options);
-  constexpr int kTiles = 5, kConsumers = warp_specialization::SpecializedTile<gpu::bf16, 64>::kConsumers;
+  constexpr int kTiles = 5, kConsumers = SpecializedTile<gpu::bf16, 64>::kConsumers;
   for (const std::size_t step : {1, 2}) {
     const stage::ForwardKernel kernel = warp_specialization::warp_specialization_kernels()[step];
     INFO(kernel.name);

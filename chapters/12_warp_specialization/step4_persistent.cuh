@@ -4,11 +4,10 @@
 /// last products of one run, Q, K and V of the next are on their way, and O of the one before leaves.
 ///
 ///   - Each warpgroup that computes has its own place for Q, with its own barriers: it goes on to the next work when it
-///   is
-///     done, whatever the other does. With Q comes the work, or none: there is no more.
+///     is done, whatever the others do. With Q comes the work, or none: there is no more.
 ///   - O has a place of its own where there is room (head_dim 64 and 128): with O in Q's place the next Q has to wait.
-///   - schedule.cuh says in which order.
-///   - Shared memory: 2 · head_dim · (2 · Br + 4 · Bc) bytes: 192 KB at head_dim 128.
+///   - schedule.cuh says in which order, and with which of two shapes of tiles.
+///   - Shared memory: 2 · head_dim · (2 · Br + 4 · Bc) bytes: 192 KB at head_dim 128. At 256 Br counts once.
 ///   - Per tile: as in step 3.
 ///
 /// Source: Shah et al., "FlashAttention-3" (2024); Dao, FlashAttention's persistent tile scheduler.

@@ -142,10 +142,33 @@ void show_turns(stage::Program& program) {
   }
 }
 
+/// Which shape of tiles step 4 has for a problem, and why.
+std::string shape_of(const Problem& p) {
+  return for_head_dim(p, [&](auto d) {
+    constexpr int kHeadDim = d();
+    using warp_specialization::SpecializedTile, warp_specialization::computed_scores;
+    std::string why;
+    if constexpr (kHeadDim != 128) {
+      const auto scores = [&]<class Tile>(Tile) {
+        return double(computed_scores<Tile>(p.mask, p.seqlen_q, p.seqlen_kv));
+      };
+      const double small = scores(SpecializedTile<gpu::bf16, kHeadDim, true>()),
+                   large = scores(SpecializedTile<gpu::bf16, kHeadDim>());
+      if (large > 0)
+        why = text(":\nsmall ones compute %s of the scores that large ones do", percent(small / large).c_str());
+    }
+    return warp_specialization::with_tile<gpu::bf16, kHeadDim>(p.mask, p.seqlen_q, p.seqlen_kv, [&]<class Tile>(Tile) {
+      return text("%s.\nStep 4 has %s tiles, %d queries by %d keys%s.", p.describe().c_str(),
+                  Tile::kSmall ? "small" : "large", Tile::kBr, Tile::kBc, why.c_str());
+    });
+  });
+}
+
 /// The works in the order of step 4, and when the last block is done, beside other ways to hand them out.
 void show_schedule(stage::Program& program) {
   Problem p = program.options().problem;
-  if (p.mask == Mask::none()) {  // nothing to see
+  if (p.mask == Mask::none()) {  // nothing else to see
+    program.say(text("By formula: %s\nOne head follows the other. Beside it, a causal problem:", shape_of(p).c_str()));
     const int heads = 2048 / p.head_dim;
     p = {.batch = 2, .heads_q = heads, .heads_kv = heads, .seqlen_q = 8192, .seqlen_kv = 8192, .head_dim = p.head_dim};
     p.mask = Mask::causal();
@@ -186,23 +209,8 @@ void show_schedule(stage::Program& program) {
       add("a block each, last queries first", last_first, queued(last_first, blocks, beside), 1);
       add("sections, dealt out", sections, dealt_out(sections, blocks, beside_staying), worth_of_one);
       add("sections, by the counter", sections, queued(sections, blocks, beside_staying), worth_of_one);
-      std::string scores;  // why
-      if constexpr (kHeadDim != 128) {
-        using Small = warp_specialization::SpecializedTile<gpu::bf16, kHeadDim, true>;
-        using warp_specialization::computed_scores;
-        const double small = double(computed_scores<Small>(p.mask, p.seqlen_q, p.seqlen_kv)),
-                     large = double(computed_scores<Large>(p.mask, p.seqlen_q, p.seqlen_kv));
-        if (large > 0) {
-          scores =
-              text(", since small ones compute %s of the scores that large ones do", percent(small / large).c_str());
-        }
-      }
-      program.say(
-          text("By formula: %s.\n"
-               "Step 4 has %s tiles, %d queries by %d keys%s.\n"
-               "%zu works, heads in sections of %d. Some of the list:",
-               p.describe().c_str(), Tile::kSmall ? "small" : "large", Tile::kBr, Tile::kBc, scores.c_str(),
-               sections.size(), section));
+      program.say(text("By formula: %s\n%zu works, heads in sections of %d. Some of the list:", shape_of(p).c_str(),
+                       sections.size(), section));
       program.table("works", {"work", "head", "queries", "tiles"}, items);
       program.say(text(
           "When the last of %d blocks is done, in large tiles of keys (%d x %d); the share of the time for which a\n"

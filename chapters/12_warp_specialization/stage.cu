@@ -226,7 +226,7 @@ void show_schedule(stage::Program& program) {
 void show_counts(stage::Program& program) {
   stage::show_shared_memory(program, "12", warp_specialization::warp_specialization_kernels(),
                             "Instructions of warps on shared memory, counted on the whole problem. Stores are O on its "
-                            "way out; loads, in the\nlast step, the number of the work.");
+                            "way out; loads, in the\nlast step, the works.");
 }
 
 }  // namespace

@@ -108,7 +108,9 @@ TEST_CASE("the forward suite reaches both shapes of step 4's tiles") {
   const stage::ForwardKernel kernel = warp_specialization_kernels().back();
   REQUIRE(kernel.name == "persistent");
   int small[3] = {}, large[3] = {};
-  for (const suite::SuiteCase& c : suite::forward_cases(suite::depth_for(kernel), suite::taken_by(kernel))) {
+  // The checking build's cases are fewer and smaller, and have no large tiles at head_dim 64. The next test does.
+  const suite::Depth depth = std::max(suite::depth_for(kernel), suite::Depth::plain);
+  for (const suite::SuiteCase& c : suite::forward_cases(depth, suite::taken_by(kernel))) {
     if (c.problem.seqlen_q == 0 || c.problem.seqlen_kv == 0) continue;
     ++(takes_small_tiles(c.problem) ? small : large)[c.problem.head_dim / 128];
   }
@@ -273,8 +275,10 @@ TEST_CASE("no wait, no fence and no barrier can be left out unnoticed") {
     }
     for (const std::string& line : unnoticed) UNSCOPED_INFO(line);
     // Steps 2 and 3 share the end of step 1, where a warpgroup meets before it overwrites Q. Their last turn has been
-    // such a meeting already.
+    // such a meeting already. Where O stands in Q's place, at head_dim 256, that goes for step 4 too; and its store has
+    // been waited for before the place is given back, so that the waits before the next O and at the end find nothing.
     const bool takes_turns = kernel.name == "ping_pong" || kernel.name == "overlap";
-    CHECK(static_cast<int>(unnoticed.size()) == (takes_turns ? 1 : 0));
+    const int needless = takes_turns ? 1 : visited.head_dim == 256 ? 3 : 0;
+    CHECK(static_cast<int>(unnoticed.size()) == needless);
   }
 }

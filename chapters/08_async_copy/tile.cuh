@@ -9,6 +9,7 @@
 #include "common/gpu/barrier.cuh"
 #include "common/gpu/numeric.cuh"
 #include "common/gpu/tensor_core.cuh"
+#include "common/gpu/uniform.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/fragments.cuh"
 #include "common/kernel/query_tile.cuh"

@@ -11,6 +11,7 @@
 #include "common/gpu/named_barrier.cuh"
 #include "common/gpu/register_budget.cuh"
 #include "common/gpu/tma.cuh"
+#include "common/gpu/uniform.cuh"
 #include "common/gpu/wgmma.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/panel_tile.cuh"

@@ -19,10 +19,10 @@ __device__ inline float2 load2(const float* address) { return *reinterpret_cast<
 /// Writes four floats at `address`, a multiple of 16 bytes.
 __device__ inline void store4(float* address, const float4& value) { *reinterpret_cast<float4*>(address) = value; }
 
-/// Sixteen bytes, whatever they hold, at an address that is a multiple of 16.
-__device__ inline float4 load_16_bytes(const void* from) { return *static_cast<const float4*>(from); }
-__device__ inline void store_16_bytes(void* to, const float4& bytes) { *static_cast<float4*>(to) = bytes; }
-__device__ inline void copy_16_bytes(void* to, const void* from) { store_16_bytes(to, load_16_bytes(from)); }
+/// Sixteen bytes from one place to another, whatever they hold; both addresses are multiples of 16.
+__device__ inline void copy_16_bytes(void* to, const void* from) {
+  *static_cast<float4*>(to) = *static_cast<const float4*>(from);
+}
 /// Sixteen bytes of zeros.
 __device__ inline void zero_16_bytes(void* to) { *static_cast<float4*>(to) = make_float4(0, 0, 0, 0); }
 

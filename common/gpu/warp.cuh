@@ -14,10 +14,6 @@
 /// lanes have to execute it together. It chooses the thread that starts a copy by TMA or arrives at an mbarrier for its
 /// warp. `threadIdx.x % 32 == 0` would do as well; here the compiler knows that just one lane goes on. Which one is not
 /// said: it is lane 0 on the emulator. It orders no memory. (PTX ISA, "elect.sync".)
-///
-/// `gpu::lane()` is the thread's number in its warp, read anew at each call: `threadIdx.x % 32` may be computed once at
-/// the top of a kernel, with all that follows from it, and then takes registers through a loop that has none to spare.
-/// (PTX ISA, "%laneid".)
 
 #include "common/gpu/launch.cuh"
 
@@ -31,10 +27,5 @@ namespace gpu {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kFullWarp = 0xffffffffu;  ///< the mask that names all 32 lanes
-
-/// A number that all lanes of the warp have in common, in a way that the compiler knows it, too: what follows from it is
-/// computed once for the warp, in uniform registers. WGMMA and TMA take their descriptors and addresses from there;
-/// one that only happens to be the same in all lanes is carried over for each instruction anew.
-__device__ inline int warp_uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
 
 }  // namespace gpu

@@ -85,12 +85,13 @@ __device__ void write_rows(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][
   float4 chunks[kCopies];  // all are on their way before the first is stored
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    chunks[i] = gpu::load_16_bytes(o_smem.at(RowsTile::offset(row_of(i), chunk_of(i))));
+    chunks[i] = gpu::load4(reinterpret_cast<const float*>(o_smem.at(RowsTile::offset(row_of(i), chunk_of(i)))));
   }
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
     if (first_query + row_of(i) >= args.seqlen_q) continue;
-    gpu::store_16_bytes(args.o_row(batch, first_query + row_of(i), head) + kChunkElements * chunk_of(i), chunks[i]);
+    auto* to_gmem = args.o_row(batch, first_query + row_of(i), head) + kChunkElements * chunk_of(i);
+    gpu::store4(reinterpret_cast<float*>(to_gmem), chunks[i]);
   }
 }
 

@@ -6,13 +6,6 @@
 
 namespace gpu {
 
-/// volatile: what follows from it is not kept either.
-__device__ __forceinline__ int lane() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ bool elect_one() {
   std::uint32_t elected;

@@ -33,10 +33,6 @@ T shuffle_value(unsigned mask, T value, int source, Site site) {
 
 }  // namespace gpu::emulator
 
-namespace gpu {
-using emulator::lane;
-}
-
 // `width` splits the warp into sections that do not see each other (a power of two). A source outside the section gives
 // the lane its own value back (CUDA C++ Programming Guide, "Warp Shuffle Functions").
 

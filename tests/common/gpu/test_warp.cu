@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "common/gpu/uniform.cuh"
 #include "tests/common/gpu/launch_report.cuh"
 
 namespace {
@@ -105,7 +106,26 @@ __global__ void hand_over(int* out_gmem, int group) {
   out_gmem[threadIdx.x] = value;
 }
 
+/// Each thread's lane, and what its warp's first lane has: number of the warp times 100.
+__global__ void lanes_kernel(int* lanes, int* of_warps) {
+  const int thread = static_cast<int>(threadIdx.x);
+  lanes[thread] = gpu::lane();
+  of_warps[thread] = gpu::warp_uniform(thread / gpu::kWarpSize * 100 + gpu::lane());
+}
+
 }  // namespace
+
+TEST_CASE("lanes have numbers, and a warp has one in common", "[vocabulary]") {
+  constexpr int kThreads = 96;
+  gpu::DeviceBuffer<int> lanes(kThreads), of_warps(kThreads);
+  gpu::launch(lanes_kernel, {.grid = 1, .block = kThreads}, lanes.data(), of_warps.data());
+  const std::vector<int> lane = lanes.download(), of_warp = of_warps.download();
+  for (int thread = 0; thread < kThreads; ++thread) {
+    INFO("thread " << thread);
+    CHECK(lane[static_cast<std::size_t>(thread)] == thread % 32);
+    CHECK(of_warp[static_cast<std::size_t>(thread)] == thread / 32 * 100);
+  }
+}
 
 TEST_CASE("shuffles of every kind, width and type", "[vocabulary]") {
   const Shuffle kind = GENERATE(Shuffle::indexed, Shuffle::exclusive_or, Shuffle::down, Shuffle::up);

@@ -16,9 +16,9 @@
 
 namespace gpu {
 
-/// A number that all lanes of the warp have in common, in a way that the compiler knows it, too: what follows from it is
-/// computed once for the warp, in uniform registers. WGMMA and TMA take their descriptors and addresses from there; one
-/// that only happens to be the same in all lanes is carried over for each instruction anew. All 32 lanes take part.
+/// A number that all lanes of the warp have in common, in a way that the compiler knows it, too: what follows from it
+/// is computed once for the warp, in uniform registers. WGMMA and TMA take their descriptors and addresses from there;
+/// one that only happens to be the same in all lanes is carried over for each instruction anew. All 32 lanes take part.
 __device__ inline int warp_uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
 
 }  // namespace gpu

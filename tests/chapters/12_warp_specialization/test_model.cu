@@ -363,16 +363,16 @@ TEST_CASE("who gets small tiles, by hand") {
   const auto check = [](auto small, auto large, const Row& row) {
     using Small = decltype(small);
     using Large = decltype(large);
-    const auto [head_dim, mask, seqlen_q, seqlen_kv, small_tiles, large_tiles, takes_small] = row;
-    CHECK(warp_specialization::computed_scores<Small>(mask, seqlen_q, seqlen_kv) ==
-          std::int64_t{small_tiles} * Small::kBr * Small::kBc);
-    CHECK(warp_specialization::computed_scores<Large>(mask, seqlen_q, seqlen_kv) ==
-          std::int64_t{large_tiles} * Large::kBr * Large::kBc);
-    CHECK(warp_specialization::takes_small_tiles<Large::kHeadDim>(mask, seqlen_q, seqlen_kv) == takes_small);
-    warp_specialization::with_tile<gpu::fp16, Large::kHeadDim>(mask, seqlen_q, seqlen_kv, [&]<class Tile>(Tile) {
-      CHECK(Tile::kSmall == takes_small);
-      CHECK(Tile::kBr * Tile::kBc == (takes_small ? Small::kBr * Small::kBc : Large::kBr * Large::kBc));
-    });
+    CHECK(warp_specialization::computed_scores<Small>(row.mask, row.seqlen_q, row.seqlen_kv) ==
+          std::int64_t{row.small_tiles} * Small::kBr * Small::kBc);
+    CHECK(warp_specialization::computed_scores<Large>(row.mask, row.seqlen_q, row.seqlen_kv) ==
+          std::int64_t{row.large_tiles} * Large::kBr * Large::kBc);
+    CHECK(warp_specialization::takes_small_tiles<Large::kHeadDim>(row.mask, row.seqlen_q, row.seqlen_kv) == row.small);
+    warp_specialization::with_tile<gpu::fp16, Large::kHeadDim>(
+        row.mask, row.seqlen_q, row.seqlen_kv, [&]<class Tile>(Tile) {
+          CHECK(Tile::kSmall == row.small);
+          CHECK(Tile::kBr * Tile::kBc == (row.small ? Small::kBr * Small::kBc : Large::kBr * Large::kBc));
+        });
   };
   for (const Row& row : rows) {
     INFO("head_dim " << row.head_dim << ", " << row.mask.name() << ", " << row.seqlen_q << " x " << row.seqlen_kv);

@@ -7,9 +7,9 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failures=0
 
-# lines MANGLED_NAME BYTES_SPILLED: what ptxas -v says of a kernel.
+# lines MANGLED_NAME BYTES_SPILLED [GPU]: what ptxas -v says of a kernel.
 lines() {
-  printf "ptxas info    : Compiling entry function '%s' for 'sm_90a'\n" "$1"
+  printf "ptxas info    : Compiling entry function '%s' for '%s'\n" "$1" "${3:-sm_90a}"
   printf '    8 bytes stack frame, %s bytes spill stores, %s bytes spill loads\n' "$2" "$2"
   printf 'ptxas info    : Used 250 registers, used 1 barriers\n'
 }
@@ -34,6 +34,10 @@ expect 0 '250 registers     0 bytes spilled  async_copy::lazy_rescale_kernel<asy
 expect 0 '250 registers    60 bytes spilled  async_copy::row_tiles_kernel<async_copy::AsyncTile<fp16, 128, 8, 2, 1> >'
 lines $lazy 20 >"$folder/log"
 expect 1 'lazy_rescale_kernel<async_copy::AsyncTile<fp16, 256, 8, 1, 1> > (sm_90a) spills 20 bytes'
+lines $lazy 64 sm_80 >"$folder/log"
+expect 0 '64 bytes spilled'
+lines $lazy 68 sm_80 >"$folder/log"
+expect 1 'spills 68 bytes'
 lines $row 68 >"$folder/log"
 expect 1 'spills 68 bytes'
 # WGMMA's registers are fixed while it runs: there a single spill is an error.

@@ -16,6 +16,7 @@
 #include "common/gpu/emulation.hpp"
 #include "tests/catch.hpp"
 #include "tests/common/suite/one_kernel.hpp"
+#include "tests/common/suite/sixteen_bit_kernels.hpp"
 #include "tests/common/suite/small_problem.hpp"
 
 namespace {
@@ -136,22 +137,6 @@ void check_against_reference(const stage::ForwardKernel& kernel, const Problem& 
   for (const float o : outcome.o) REQUIRE(std::isfinite(o));
 }
 
-/// What a run without a line says; empty if nothing was noticed.
-std::string report_without(const stage::ForwardKernel& kernel, const Problem& p, const gpu::SourceLine& line,
-                           std::uint64_t seed, gpu::Delivery delivery) {
-  gpu::EmulatorOptions options = gpu::emulator_options();
-  options.without = {line};
-  options.schedule_seed = seed;
-  options.delivery = delivery;
-  const gpu::EmulatorOptionsScope without(options);
-  try {
-    run(kernel, p);
-  } catch (const gpu::Error& error) {
-    return error.what();
-  }
-  return {};
-}
-
 }  // namespace
 
 TEST_CASE("right, with the predicted bytes, in both types and all head_dims") {
@@ -233,31 +218,9 @@ TEST_CASE("steps 2 and 3 visit the tiles in which a row sees a key, and warps pa
   CHECK(counts.skipped_by_warps == 8 * 2);
 }
 
-TEST_CASE("negative scales, a scale of 0, and scales that leave one key") {
-  const std::vector<stage::ForwardKernel> kernels = async_copy_kernels();
-  int turn = 0;
-  for (const float scale : {-0.25f, 0.0f, 1.5f, 1e4f, -1e4f}) {
-    for (const ElementType type : kTypes) {
-      Problem p = problem(type, 1, 1, 20, 200, 64, turn % 3 == 0 ? Mask::causal() : Mask::none());
-      p.softmax_scale = scale;
-      check_case(kernels[turn++ % kernels.size()], p);
-    }
-  }
-}
+TEST_CASE("negative scales, a scale of 0, and scales that leave one key") { suite::check_scales(async_copy_kernels()); }
 
-TEST_CASE("scores of 10000 and more, of both signs") {
-  const std::vector<stage::ForwardKernel> kernels = async_copy_kernels();
-  int turn = 0;
-  for (const float scale : {0.25f, -0.25f}) {
-    for (const ElementType type : kTypes) {
-      for (const Mask mask : {Mask::none(), Mask::causal()}) {
-        Problem p = problem(type, 1, 1, 70, 140, 64, mask);
-        p.softmax_scale = scale;
-        check_case(kernels[turn++ % kernels.size()], p, InputKind::huge_scores);
-      }
-    }
-  }
-}
+TEST_CASE("scores of 10000 and more, of both signs") { suite::check_huge_scores(async_copy_kernels()); }
 
 TEST_CASE("the same bits under every schedule and in both deliveries") {
   for (const stage::ForwardKernel& kernel : async_copy_kernels()) {
@@ -452,8 +415,8 @@ TEST_CASE("no wait and no barrier can be left out unnoticed") {
         for (const gpu::Delivery delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately})
           for (const std::uint64_t seed : {0, 1, 2}) {
             if (head_dim != 64 && seed != 0) continue;
-            std::string report = report_without(kernel, p, line, seed, delivery);
-            if (report.empty()) report = report_without(kernel, nothing_seen, line, seed, delivery);
+            std::string report = suite::report_without(kernel, p, line, seed, delivery);
+            if (report.empty()) report = suite::report_without(kernel, nothing_seen, line, seed, delivery);
             runs += 1;
             noticed += !report.empty();
             CHECK(report.find("language.hpp") == std::string::npos);

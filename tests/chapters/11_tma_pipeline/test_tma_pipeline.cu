@@ -11,6 +11,7 @@
 #include "common/gpu/emulation.hpp"
 #include "tests/catch.hpp"
 #include "tests/common/suite/one_kernel.hpp"
+#include "tests/common/suite/sixteen_bit_kernels.hpp"
 #include "tests/common/suite/small_problem.hpp"
 
 namespace {
@@ -22,46 +23,10 @@ using attention::Problem;
 using suite::check_case, suite::Outcome, suite::problem, suite::run;
 using tma_pipeline::tma_pipeline_kernels;
 
-constexpr ElementType kTypes[] = {ElementType::fp16, ElementType::bf16};
-
-/// What a run without a line says; empty if nothing was noticed.
-std::string report_without(const stage::ForwardKernel& kernel, const Problem& p, const gpu::SourceLine& line,
-                           std::uint64_t seed, gpu::Delivery delivery) {
-  gpu::EmulatorOptions options = gpu::emulator_options();
-  options.without = {line};
-  options.schedule_seed = seed;
-  options.delivery = delivery;
-  const gpu::EmulatorOptionsScope without(options);
-  try {
-    run(kernel, p);
-  } catch (const gpu::Error& error) {
-    return error.what();
-  }
-  return {};
-}
-
 }  // namespace
 
 TEST_CASE("right, with the predicted bytes, in both types and all head_dims") {
-  int turn = 0;
-  for (const ElementType type : kTypes) {
-    for (const int head_dim : {64, 128, 256}) {
-      const Problem problems[] = {
-          problem(type, 1, 1, 1, 1, head_dim, Mask::none()),
-          problem(type, 2, 1, 140, 200, head_dim, Mask::causal()),
-          problem(type, 1, 1, 140, 150, head_dim, Mask::window(9, 0)),   // tiles of keys that are nobody's
-          problem(type, 1, 1, 300, 30, head_dim, Mask::causal()),        // a tile of rows that see nothing
-          problem(type, 1, 1, 70, 330, head_dim, Mask::window(70, 40)),  // both edges
-      };
-      for (Problem p : problems) {
-        p.batch = p.heads_q == 1 && p.seqlen_q == 1 ? 3 : 1;
-        const std::vector<stage::ForwardKernel> kernels = tma_pipeline_kernels();
-        const stage::ForwardKernel& kernel = kernels[turn++ % kernels.size()];
-        INFO(kernel.name << ", " << p.describe());
-        check_case(kernel, p);
-      }
-    }
-  }
+  suite::check_shapes(tma_pipeline_kernels());
 }
 
 TEST_CASE("the bytes of a causal case, by hand") {
@@ -74,30 +39,10 @@ TEST_CASE("the bytes of a causal case, by hand") {
 }
 
 TEST_CASE("negative scales, a scale of 0, and scales that leave one key") {
-  const std::vector<stage::ForwardKernel> kernels = tma_pipeline_kernels();
-  int turn = 0;
-  for (const float scale : {-0.25f, 0.0f, 1.5f, 1e4f, -1e4f}) {
-    for (const ElementType type : kTypes) {
-      Problem p = problem(type, 1, 1, 20, 200, 64, turn % 3 == 0 ? Mask::causal() : Mask::none());
-      p.softmax_scale = scale;
-      check_case(kernels[turn++ % kernels.size()], p);
-    }
-  }
+  suite::check_scales(tma_pipeline_kernels());
 }
 
-TEST_CASE("scores of 10000 and more, of both signs") {
-  const std::vector<stage::ForwardKernel> kernels = tma_pipeline_kernels();
-  int turn = 0;
-  for (const float scale : {0.25f, -0.25f}) {
-    for (const ElementType type : kTypes) {
-      for (const Mask mask : {Mask::none(), Mask::causal()}) {
-        Problem p = problem(type, 1, 1, 70, 140, 64, mask);
-        p.softmax_scale = scale;
-        check_case(kernels[turn++ % kernels.size()], p, InputKind::huge_scores);
-      }
-    }
-  }
-}
+TEST_CASE("scores of 10000 and more, of both signs") { suite::check_huge_scores(tma_pipeline_kernels()); }
 
 TEST_CASE("the same bits under every schedule and in both deliveries") {
   for (const stage::ForwardKernel& kernel : tma_pipeline_kernels()) {
@@ -113,19 +58,7 @@ TEST_CASE("no wait, no fence and no barrier can be left out unnoticed") {
   // A block none of whose rows sees a key: what guards the end of a block that has visited no tile.
   const Problem nothing_seen = problem(ElementType::bf16, 1, 1, 132, 3, 64, Mask::causal());
   for (const stage::ForwardKernel& kernel : tma_pipeline_kernels()) {
-    gpu::reset_synchronisations_seen();
-    run(kernel, p);
-    run(kernel, nothing_seen);
-    std::vector<std::string> unnoticed;
-    for (const gpu::SourceLine& line : gpu::synchronisations_seen()) {
-      bool noticed = false;
-      for (const gpu::Delivery delivery : {gpu::Delivery::on_wait, gpu::Delivery::immediately})
-        for (const std::uint64_t seed : {0, 1, 2}) {
-          noticed = noticed || !report_without(kernel, p, line, seed, delivery).empty() ||
-                    !report_without(kernel, nothing_seen, line, seed, delivery).empty();
-        }
-      if (!noticed) unnoticed.push_back(line.file + ":" + std::to_string(line.line));
-    }
+    const std::vector<std::string> unnoticed = suite::unnoticed_lines(kernel, p, nothing_seen);
     for (const std::string& line : unnoticed) UNSCOPED_INFO(line);
     INFO(kernel.name);
     // Step 2's __syncwarp brings the thread that loads back to its warp, which has to wait for products as one. The

@@ -43,7 +43,7 @@ HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 SEQLENS = {"forward": (512, 1024, 2048, 4096, 8192, 16384), "backward": (1024, 2048, 4096, 8192, 16384)}
 COLD_BYTES = 240e6
 ROUNDS = 20
-WARM_UP_SECONDS, WARM_UP_LAUNCHES = 0.1, 3
+WARM_UP_SECONDS, WARM_UP_LAUNCHES = 0.03, 3
 SAMPLED_ROWS = 48
 QUEUE_CYCLES_PER_LAUNCH = 300_000  # some 150 us: more than Python takes to queue one
 

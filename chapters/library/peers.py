@@ -6,7 +6,10 @@
 
 measure writes FOLDER/<gpu>-peers.json. Every result is checked first, on rows drawn from all heads (accuracy.py). Then
 all contenders are launched in rounds A B C C B A, each launch on the next of several copies of the inputs, timed by
-CUDA events. A round is queued whole behind a short wait, so that a launch's time is the GPU's and not Python's.
+CUDA events. A round is queued whole behind a short wait, so that a launch's time is the GPU's and not Python's. Who is
+A, B and C is drawn anew for each round: the GPU rests during the wait, and a launch after one that heats it may find a
+lower clock, so that a place, or neighbours, that never change would be part of the result. The draws are seeded by the
+cell's size: another run has the same.
 
 A rehearsal goes the same way on the CPU and writes the file it is given; its times say nothing.
 
@@ -19,6 +22,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -90,7 +94,8 @@ class Cell:
         self.shape = shape
         one = 3 * math.prod(shape) * (4 if element == "fp32" else 2)
         dtype = accuracy.TYPES[element]
-        torch.manual_seed(seqlen + head_dim + causal)
+        self.seed = seqlen + head_dim + causal
+        torch.manual_seed(self.seed)
         self.copies = []
         for _ in range(int(cold_bytes // one) + 1):
             self.copies.append({name: torch.randn(shape, device=device, dtype=dtype) for name in ("q", "k", "v")})
@@ -324,7 +329,10 @@ class Timer:
 
 
 def time_in_rounds(torch, timer, cell, contenders, rounds, skipped):
-    """Returns those that were timed: all but the peers for which there was not enough memory."""
+    """Returns those that were timed: all but the peers for which there was not enough memory.
+
+    Each gets two samples a round, which stand next to each other, however the round's order was drawn.
+    """
 
     def launch(contender):
         return lambda: contender.launch(cell.next_copy())
@@ -339,8 +347,10 @@ def time_in_rounds(torch, timer, cell, contenders, rounds, skipped):
             contenders = [c for c in contenders if c is not contender]
             skipped.append({"name": contender.name, "chapter": contender.chapter, "sentence": one_line(error)})
             torch.cuda.empty_cache()
+    chance = random.Random(cell.seed)
     for _ in range(rounds):
-        order = contenders + contenders[::-1]
+        drawn = chance.sample(contenders, len(contenders))
+        order = drawn + drawn[::-1]
         for contender, seconds in zip(order, timer.queue([launch(c) for c in order])):
             contender.samples.append(seconds)
     return contenders

@@ -1,6 +1,6 @@
-"""Checks what compare.py and peers.py say without PyTorch, and the tables that peers.py makes: python3 test_peers.py
+"""Checks what compare.py and peers.py say without PyTorch, how peers.py measures, and its tables: python3 test_peers.py
 
-Standard library only. The results are made up here; nothing is measured.
+Standard library only. Results and times are made up here.
 """
 
 import json
@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "chapters" / "library"
@@ -154,6 +155,55 @@ class Book(unittest.TestCase):
         self.assertIn("'<!-- peers:08 -->'", self.tables(status=2))
         self.readme.write_text("<!-- /peers -->\n<!-- peers:08 -->\n")
         self.assertIn("once each", self.tables(status=2))
+
+
+class CountedRounds:
+    """A timer: every launch of the first round takes 1 s, of the second 2 s, and so on."""
+
+    on_gpu = False
+
+    def __init__(self):
+        self.rounds = 0
+
+    def queue(self, launches):
+        self.rounds += 1
+        for launch in launches:
+            launch()
+        return [self.rounds] * len(launches)
+
+
+class Rounds(unittest.TestCase):
+
+    def launched(self, seed, rounds=20, names="ABCD"):
+        """(The names in the order of their launches, a list a round; the contenders.)"""
+        log = []
+        contenders = [peers.Contender(name, None, lambda copy, name=name: log.append(name), None) for name in names]
+        cell = types.SimpleNamespace(seed=seed, next_copy=lambda: 0)
+        timed = peers.time_in_rounds(None, CountedRounds(), cell, contenders, rounds, [])
+        self.assertEqual(timed, contenders, "the rows of the file keep their order")
+        a_round = 2 * len(names)
+        self.assertEqual(len(log), rounds * a_round)
+        return [log[i : i + a_round] for i in range(0, len(log), a_round)], contenders
+
+    def test_each_round_is_a_palindrome_of_all(self):
+        for order in self.launched(seed=1)[0]:
+            self.assertEqual(sorted(order), sorted("ABCD" * 2))
+            self.assertEqual(order, order[::-1])
+
+    def test_two_samples_a_round_side_by_side(self):
+        for contender in self.launched(seed=1, rounds=3)[1]:
+            self.assertEqual(contender.samples, [1, 1, 2, 2, 3, 3])
+
+    def test_places_and_neighbours_change(self):
+        orders = self.launched(seed=1)[0]
+        for place in range(4):
+            self.assertEqual({order[place] for order in orders}, set("ABCD"), place)
+        before = {pair for order in orders for pair in zip(order, order[1:4])}
+        self.assertEqual(len(before), 4 * 3, "everyone was launched right after everyone else")
+
+    def test_the_order_can_be_had_again(self):
+        self.assertEqual(self.launched(seed=1)[0], self.launched(seed=1)[0])
+        self.assertNotEqual(self.launched(seed=1)[0], self.launched(seed=2)[0])
 
 
 class CommandLines(unittest.TestCase):

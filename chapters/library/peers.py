@@ -14,7 +14,7 @@ cell's size: another run has the same.
 A rehearsal goes the same way on the CPU and writes the file it is given; its times say nothing.
 
 Ends with 0; with 1 where a chapter's result is wrong, the device failed or --check found another table; with 2 for a
-wrong argument, or where PyTorch or a GPU is missing.
+wrong argument, or where PyTorch or a GPU is missing; with 130 where measure is interrupted.
 """
 
 import datetime
@@ -565,36 +565,33 @@ def measure(words):
         print(f"backward: {NO_BACKWARD.format(element)}\n")
     tokens, width = (TOKENS, WIDTH) if not rehearsal else (96, 128)
     timer = Timer(torch, not rehearsal)
+    problems = [
+        (direction, head_dim, causal, seqlen)
+        for direction in passes
+        for head_dim in HEAD_DIMS[direction]
+        for causal in (False, True)
+        for seqlen in (SEQLENS[direction] if not rehearsal else (48, 96))
+    ]
+    cold_bytes, rounds = (COLD_BYTES, ROUNDS) if not rehearsal else (0, 2)
     cells = []
     try:
-        for direction in passes:
-            for head_dim in HEAD_DIMS[direction]:
-                for causal in (False, True):
-                    for seqlen in SEQLENS[direction] if not rehearsal else (48, 96):
-                        cell = Cell(
-                            torch,
-                            accuracy,
-                            element,
-                            head_dim,
-                            causal,
-                            seqlen,
-                            tokens,
-                            width,
-                            device,
-                            0 if rehearsal else COLD_BYTES,
-                        )
-                        measured = measure_cell(
-                            torch, accuracy, library, cell, direction, device, timer, 2 if rehearsal else ROUNDS
-                        )
-                        cells.append(measured)
-                        show_cell(measured, cell.describe(direction))
-                        result["seen"] += gpu_seen(f"after {cell.describe(direction)}")
-                        del cell
-                        if device == "cuda":
-                            torch.cuda.empty_cache()
+        for direction, head_dim, causal, seqlen in problems:
+            cell = Cell(torch, accuracy, element, head_dim, causal, seqlen, tokens, width, device, cold_bytes)
+            measured = measure_cell(torch, accuracy, library, cell, direction, device, timer, rounds)
+            cells.append(measured)
+            show_cell(measured, f"{cell.describe(direction)} ({len(cells)} of {len(problems)})")
+            result["seen"] += gpu_seen(f"after {cell.describe(direction)}")
+            del cell
+            if device == "cuda":
+                torch.cuda.empty_cache()
     except book.Failed as error:
         print(f"peers: {one_line(error)}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if len(cells) < len(problems):
+            print(f"peers: {len(cells)} of {len(problems)} cells were measured; nothing was written", file=sys.stderr)
     for (direction, chapter, name), means in geometric_means(cells).items():
         words = [
             f"{mean:.3f}x {PEERS[BASE] if key == 'base' else 'best peer'} ({count} cells)"

@@ -3,6 +3,8 @@
 Standard library only. Results and times are made up here.
 """
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -11,6 +13,7 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "chapters" / "library"
 sys.path.insert(0, str(SCRIPTS))
@@ -204,6 +207,53 @@ class Rounds(unittest.TestCase):
     def test_the_order_can_be_had_again(self):
         self.assertEqual(self.launched(seed=1)[0], self.launched(seed=1)[0])
         self.assertNotEqual(self.launched(seed=1)[0], self.launched(seed=2)[0])
+
+
+class Stopped(unittest.TestCase):
+    """A rehearsal without PyTorch and kernels: what measure does around the cells."""
+
+    def rehearse(self, *of_cells):
+        """(Status or what was raised, output, whether a file was written), where each cell gives or raises its own."""
+        fake = unittest.mock.MagicMock()
+        fake.Library.return_value.machine.return_value = {**RESULT["machine"], "emulated": True}
+        fake.Library.return_value.kernels = []
+        fake.ELEMENTS, fake.Refused, fake.Failed = peers.book.ELEMENTS, peers.book.Refused, peers.book.Failed
+        fake.Cell.return_value.describe.return_value = "a cell"
+        torch = unittest.mock.MagicMock(__version__="2.11")
+        torch.version.cuda = "13.0"
+        said = io.StringIO()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            unittest.mock.patch.dict(sys.modules, {"torch": torch, "accuracy": fake}),
+            unittest.mock.patch.multiple(peers, book=fake, Cell=fake.Cell, gpu_seen=lambda when: []),
+            unittest.mock.patch.object(peers, "measure_cell", side_effect=of_cells),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            path = pathlib.Path(folder) / "out.json"
+            try:
+                status = peers.measure(["--library", "libbook.so", "--rehearse", str(path)])
+            except Exception as error:
+                status = error
+            return status, said.getvalue(), path.exists()
+
+    def test_to_the_end(self):
+        status, said, written = self.rehearse(*[cell(False, 0.05)] * 12)
+        self.assertEqual((status, written), (0, True), said)
+        self.assertIn("a cell (1 of 12)\n", said)
+        self.assertIn("a cell (12 of 12)\n", said)
+        self.assertNotIn("nothing was written", said)
+
+    def test_not_to_the_end(self):
+        unforeseen = RuntimeError("illegal address")
+        for error, wanted in (
+            (peers.book.Failed("08 is wrong"), 1),
+            (KeyboardInterrupt(), 130),
+            (unforeseen, unforeseen),
+        ):
+            status, said, written = self.rehearse(cell(False, 0.05), cell(True, 0.05), error)
+            self.assertEqual((status, written), (wanted, False), said)
+            self.assertTrue(said.endswith("peers: 2 of 12 cells were measured; nothing was written\n"), said)
 
 
 class CommandLines(unittest.TestCase):

@@ -631,19 +631,24 @@ def markdown_table(header, rows):
 
 
 def pass_markdown(cells, chapter, stale):
-    """The cells of one pass in which the chapter has kernels. The last of these is the one whose ratios are shown."""
+    """The cells of one pass in which the chapter has kernels.
+
+    Ratios are shown of the kernel whose geometric mean over these cells is best: against the base, or where that took
+    part in none of them, against the best peer.
+    """
     cells = [c for c in cells if any(row["chapter"] == chapter for row in c["rows"])]
     if not cells:
         return ""
     kernels = list(dict.fromkeys(r["name"] for c in cells for r in c["rows"] if r["chapter"] == chapter))
     peers = [p for p in PEERS if any(row_of(c, p) for c in cells)]
-    last = kernels[-1]
+    means = {kernel: of for (_, of_chapter, kernel), of in geometric_means(cells).items() if of_chapter == chapter}
+    shown = max(kernels, key=lambda kernel: means[kernel].get("base") or means[kernel].get("best") or (0, 0))
     mark = " (stale)" if stale else ""
     header = (
         ["head_dim", "mask", "N"]
         + [PEERS[p] for p in peers]
         + [f"`{k}`{mark}" for k in kernels]
-        + [f"`{last}` × {PEERS[BASE]}", f"`{last}` × best peer"]
+        + [f"`{shown}` × {PEERS[BASE]}", f"`{shown}` × best peer"]
     )
 
     def teraflops(cell, row):
@@ -651,17 +656,16 @@ def pass_markdown(cells, chapter, stale):
 
     rows = []
     for cell in cells:
-        row, base, best = row_of(cell, last, chapter), row_of(cell, BASE), best_peer(cell)
+        row, base, best = row_of(cell, shown, chapter), row_of(cell, BASE), best_peer(cell)
         rows.append(
             [str(cell["head_dim"]), "causal" if cell["causal"] else "none", str(cell["seqlen"])]
             + [teraflops(cell, row_of(cell, p)) for p in peers]
             + [teraflops(cell, row_of(cell, k, chapter)) for k in kernels]
             + [ratio_text(ratio(peer["samples"], row["samples"])) if peer and row else "-" for peer in (base, best)]
         )
-    means = geometric_means(cells)
     lines = []
     for kernel in kernels:
-        of = means[(cells[0]["pass"], chapter, kernel)]
+        of = means[kernel]
         words = [
             f"{of[key][0]:.2f}x {what}" for key, what in (("base", PEERS[BASE]), ("best", "the best peer")) if key in of
         ]

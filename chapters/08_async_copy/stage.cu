@@ -187,7 +187,7 @@ int main(int argc, char** argv) {
                               .element_type = ElementType::bf16};
   chapter.forward = async_copy::async_copy_kernels();
   chapter.peers = {"pytorch_flash_bf16", "pytorch_cudnn_bf16"};
-  chapter.bench_problems = stage::papers_grid({64, 128}, {1024, 2048, 4096, 8192, 16384});
+  chapter.bench_problems = stage::papers_grid({128}, {1024, 8192});
   chapter.sections = {{"Copies and waits", show_timeline},
                       {"A tile on paper", show_work},
                       {"Shared memory, counted", show_counts},

@@ -228,7 +228,7 @@ int main(int argc, char** argv) {
                               .element_type = ElementType::bf16};
   chapter.forward = wgmma::wgmma_kernels();
   chapter.peers = {"pytorch_flash_bf16", "pytorch_cudnn_bf16"};
-  chapter.bench_problems = stage::papers_grid({64, 128, 256}, {1024, 8192});
+  chapter.bench_problems = stage::papers_grid({128}, {1024, 8192});
   chapter.sections = {{"Where a byte lies", show_layout},
                       {"Products and waits", show_timeline},
                       {"A tile on paper", show_work},

@@ -251,7 +251,7 @@ int main(int argc, char** argv) {
                               .element_type = ElementType::bf16};
   chapter.forward = warp_specialization::warp_specialization_kernels();
   chapter.peers = {"pytorch_flash_bf16", "pytorch_cudnn_bf16"};
-  chapter.bench_problems = stage::papers_grid({64, 128, 256}, {1024, 8192});
+  chapter.bench_problems = stage::papers_grid({128}, {1024, 8192});
   chapter.sections = {{"Registers on paper", show_registers},
                       {"A tile on paper", show_work},
                       {"Turn by turn", show_turns},

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     gpu::keep(s_reg);
     if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
     if (needs_mask<Tile>(first_key, unmasked)) {
-      kernel::mask_scores(s_reg, args, first_query + warp_row, first_key, lane);
+      kernel::mask_by_bits(s_reg, args, first_query + warp_row, first_key, lane);
     }
     float rescale[2];
     kernel::softmax(s_reg, m, l, rescale, scale);

@@ -4,7 +4,8 @@
 ///
 ///   - No thread computes an address or copies: a tile is four numbers and a tensor map.
 ///   - An mbarrier a stage counts the bytes. Who waits for its phase sees them, WGMMA included, without a fence.
-///   - Two tiles of K and V take turns. Both are on their way from the start; when a tile has been used, and all threads
+///   - Two tiles of K and V take turns. Both are on their way from the start; when a tile has been used, and all
+///   threads
 ///     have met, the one after the next is asked for.
 ///   - Rows past the end arrive as zeros: the map knows where the array ends.
 ///   - Shared memory: 2 · head_dim · (Br + 4 · Bc) bytes: 160 KB at head_dim 128.
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::keep(s_reg);
     if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
     if (needs_mask<Tile>(first_key, unmasked)) {
-      kernel::mask_scores(s_reg, args, first_query + warp_row, first_key, lane);
+      kernel::mask_by_bits(s_reg, args, first_query + warp_row, first_key, lane);
     }
     float rescale[2];
     kernel::softmax(s_reg, m, l, rescale, scale);

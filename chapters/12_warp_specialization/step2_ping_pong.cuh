@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const int first_key = work.first_key(step);
       if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
       if (work.needs_mask(first_key)) {
-        kernel::mask_scores(s_reg, args, work.first_query + warp_row, first_key, lane);
+        kernel::mask_by_bits(s_reg, args, work.first_query + warp_row, first_key, lane);
       }
       float rescale[2];
       kernel::softmax(s_reg, m, l, rescale, scale);

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       /// A tile's scores, which are there, under the mask.
       const auto mask_tile = [&](Scores<Tile>& s_reg, int step) {
         if (scale.sign != 1) kernel::apply_sign(s_reg, scale.sign);
-        kernel::mask_scores(s_reg, args, first_query + row, work.first_key(step), lane);
+        kernel::mask_by_bits(s_reg, args, first_query + row, work.first_key(step), lane);
       };
       /// S of a tile and O of the one before it.
       const auto add_tile = [&](int step, auto general) {

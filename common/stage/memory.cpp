@@ -4,6 +4,10 @@
 #include <limits>
 #include <string>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace stage {
 namespace {
 
@@ -22,13 +26,25 @@ double elements_of(const attention::Problem& p, Pass pass) {
 
 }  // namespace
 
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_MAX, 0);         // large arrays, too, come from the heap,
+  mallopt(M_TRIM_THRESHOLD, -1);  // and its end is not given back
+#endif
+}
+
 double host_memory_available() {
+#ifdef __GLIBC__
+  const auto kept = static_cast<double>(mallinfo2().fordblks);
+#else
+  const double kept = 0;
+#endif
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
   double kibibytes = 0;
   while (meminfo >> key >> kibibytes) {
     std::getline(meminfo, unit);
-    if (key == "MemAvailable:") return kibibytes * 1024;
+    if (key == "MemAvailable:") return kibibytes * 1024 + kept;
   }
   return std::numeric_limits<double>::infinity();
 }

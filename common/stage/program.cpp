@@ -16,6 +16,7 @@
 #include "common/stage/json.hpp"
 #include "common/stage/kernel_bench.hpp"
 #include "common/stage/kernel_run.hpp"
+#include "common/stage/memory.hpp"
 #include "common/stage/peers.hpp"
 #include "common/stage/table.hpp"
 #include "common/stage/timing.hpp"
@@ -71,6 +72,7 @@ class Runner : public Program {
   /// The whole run. \return the exit code, but for what is thrown.
   int run_all() {
     refuse_early();
+    if (options_.bench) keep_freed_memory();
     gpu::reset_synchronisations_seen();
     print_header();
     if (kernels_.contains(Pass::forward)) find_peers();

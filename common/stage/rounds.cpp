@@ -5,6 +5,9 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <random>
+#include <utility>
 
 #include "common/gpu/device.hpp"
 
@@ -37,10 +40,13 @@ Clock host_clock() {
   };
 }
 
-std::vector<std::size_t> round_order(std::size_t count) {
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < count; ++i) order.push_back(i);
-  for (std::size_t i = count; i-- > 0;) order.push_back(i);
+std::vector<std::size_t> round_order(std::size_t count, std::size_t round) {
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937 random(static_cast<std::mt19937::result_type>(round));
+  // Not std::shuffle, which need not draw alike everywhere.
+  for (std::size_t left = count; left > 1; --left) std::swap(order[left - 1], order[random() % left]);
+  for (std::size_t i = count; i-- > 0;) order.push_back(order[i]);
   return order;
 }
 
@@ -79,7 +85,7 @@ std::vector<std::vector<double>> time_in_rounds(const std::vector<std::function<
   const std::size_t most = rounds.empty() ? 0 : *std::max_element(rounds.begin(), rounds.end());
   std::vector<std::vector<double>> samples(launches.size());
   for (std::size_t round = 0; round < most; ++round) {
-    for (const std::size_t i : round_order(launches.size())) {
+    for (const std::size_t i : round_order(launches.size(), round)) {
       if (round < rounds[i]) samples[i].push_back(clock(launches[i]));
     }
   }

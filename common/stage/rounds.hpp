@@ -4,7 +4,9 @@
 ///
 /// A GPU's clock moves with its temperature and power, so that two kernels timed one after the other may see two
 /// different machines. In a round A B C C B A each is launched twice, once early and once late: a slow drift falls on
-/// all alike, and a ratio taken round by round holds where the times themselves move.
+/// all alike, and a ratio taken round by round holds where the times themselves move. Who is A, B and C is drawn anew
+/// for each round, since a launch feels its neighbours, too: what heated the GPU before it, and what the L2 still
+/// holds.
 
 #include <cstddef>
 #include <functional>
@@ -27,8 +29,9 @@ Clock device_clock();
 /// The host's clock, for a launch that is over when it returns.
 Clock host_clock();
 
-/// The indices of `count` kernels in the order of one round: 0 1 2 2 1 0.
-std::vector<std::size_t> round_order(std::size_t count);
+/// The indices of `count` kernels in the order of a round: 1 0 2 2 0 1, say. Another round has another order, and every
+/// run the same ones.
+std::vector<std::size_t> round_order(std::size_t count, std::size_t round);
 
 /// Rounds that each kernel takes part in, by the seconds of one launch.
 ///

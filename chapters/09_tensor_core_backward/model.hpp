@@ -92,6 +92,33 @@ inline BackwardWork backward_work(const Division& d) {
   return work;
 }
 
+/// Instructions of warps on shared memory.
+struct SharedRequests {
+  int stores = 0, loads = 0;
+};
+/// What a block does once, behind its loop: dK and dV into shared memory, two elements a lane, and out of it in chunks,
+/// of those of its keys that there are.
+template <class Tile>
+SharedRequests way_out(int keys) {
+  constexpr int kRowsOfLoad = gpu::kWarpSize / (Tile::kWarpColumns / kernel::kChunkElements);
+  SharedRequests requests;
+  for (int key = 0; key < Tile::kBc; key += Tile::kWarpKeys) {
+    requests.stores += 2 * Tile::kTeam * Tile::kWarpKeys / 8 * Tile::kColumnTiles;
+    requests.loads += 2 * Tile::kTeam * tiles_of(std::clamp(keys - key, 0, Tile::kWarpKeys), kRowsOfLoad);
+  }
+  return requests;
+}
+/// Of all blocks of a head.
+template <class Tile>
+SharedRequests way_out_of_head(int seqlen_kv) {
+  SharedRequests sum;
+  for (int first_key = 0; first_key < seqlen_kv; first_key += Tile::kBc) {
+    const SharedRequests of_block = way_out<Tile>(std::min(Tile::kBc, seqlen_kv - first_key));
+    sum.stores += of_block.stores, sum.loads += of_block.loads;
+  }
+  return sum;
+}
+
 /// This chapter's division, out of the constants of its kernel.
 template <class Tile>
 Division division_of(const std::string& name) {

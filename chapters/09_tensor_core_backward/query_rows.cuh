@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 
+#include "chapters/09_tensor_core_backward/rows_out.cuh"
 #include "chapters/09_tensor_core_backward/tile.cuh"
 #include "common/gpu/atomic.cuh"
 #include "common/gpu/warp.cuh"
@@ -22,8 +23,8 @@ namespace tensor_core_backward {
 
 /// Queries of a tile, in both kernels and all steps.
 inline constexpr int kTileRows = 64;
-/// Rows of a block of prepare_kernel: one a warp.
-inline constexpr int kRowsPerBlock = 4;
+/// Threads of the two kernels: 16 of a tile's rows a warp.
+inline constexpr int kTileThreads = kTileRows / 16 * gpu::kWarpSize;
 
 /// Where the statistics and the sums are in the workspace.
 struct Workspace {
@@ -53,52 +54,74 @@ struct Workspace {
 
 /// Where a lane's four sums are: fragment `column_tile` of the 16 rows from `row`, a multiple of 16, on; in floats.
 template <int kHeadDim>
-__device__ std::int64_t sums_offset(std::int64_t row, int column_tile, int lane) {
+__host__ __device__ constexpr std::int64_t sums_offset(std::int64_t row, int column_tile, int lane) {
   return ((row / 16 * (kHeadDim / 8) + column_tile) * gpu::kWarpSize + lane) * 4;
 }
 
-/// Two neighbouring elements.
-template <class T>
-__device__ float2 load_pair(const T* pair) {
-  std::uint32_t bits = *reinterpret_cast<const std::uint32_t*>(pair);
-  const T* elements = reinterpret_cast<const T*>(&bits);
-  return make_float2(gpu::to_float(elements[0]), gpu::to_float(elements[1]));
+/// A tile of queries.
+struct PaddedTile {
+  int batch, head, first_query;
+  std::int64_t first_row;  ///< in the workspace
+};
+/// Tiles are numbered as their rows stand in the workspace. No division of 64 bits, which a GPU has no instruction for.
+__host__ __device__ constexpr PaddedTile padded_tile(int number, int padded_rows, int heads_q) {
+  const int tiles = padded_rows / kTileRows, head_index = number / tiles;
+  return {head_index / heads_q, head_index % heads_q, number % tiles * kTileRows, std::int64_t{number} * kTileRows};
 }
 
-/// A warp a padded row.
-template <class T, int kHeadDim>
-__global__ void prepare_kernel(BackwardArgs<T> args, RowStatistics* statistics_gmem, float* sums_gmem,
-                               std::int64_t rows, int padded_rows) {
-  const int lane = static_cast<int>(threadIdx.x) % gpu::kWarpSize;
-  const std::int64_t index = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / gpu::kWarpSize;
-  if (index >= rows) return;
-  if (sums_gmem) {
-    // As many floats as a row has, wherever those of the row itself stand.
-    for (int c = 4 * lane; c < kHeadDim; c += 4 * gpu::kWarpSize) {
-      gpu::store4(sums_gmem + index * kHeadDim + c, make_float4(0, 0, 0, 0));
-    }
-  }
-  const int query = static_cast<int>(index % padded_rows);
-  if (query >= args.seqlen_q) {
-    if (lane == 0) statistics_gmem[index] = {INFINITY, 0};
-    return;
-  }
-  const int head = static_cast<int>(index / padded_rows % args.heads_q);
-  const int batch = static_cast<int>(index / padded_rows / args.heads_q);
-  const T* o = args.o_row(batch, query, head);
-  const T* dout = args.dout_row(batch, query, head);
+/// Eight elements of a row.
+template <class T>
+__device__ float4 load_chunk(const T* row, int chunk) {
+  return gpu::load4(reinterpret_cast<const float*>(row + kernel::kChunkElements * chunk));
+}
+/// Σ x·y of two chunks.
+template <class T>
+__device__ float dot_chunks(const float4& x_chunk, const float4& y_chunk) {
+  const T* x = reinterpret_cast<const T*>(&x_chunk);
+  const T* y = reinterpret_cast<const T*>(&y_chunk);
   float sum = 0;
 #pragma unroll
-  for (int c = 2 * lane; c < kHeadDim; c += 2 * gpu::kWarpSize) {
-    const float2 of_o = load_pair(o + c), of_dout = load_pair(dout + c);
-    sum += of_o.x * of_dout.x + of_o.y * of_dout.y;
+  for (int i = 0; i < kernel::kChunkElements; ++i) sum += gpu::to_float(x[i]) * gpu::to_float(y[i]);
+  return sum;
+}
+
+/// A block a tile of queries, padded ones included. As many lanes share a row as it has chunks of 16 bytes.
+template <class T, int kHeadDim>
+__global__ void prepare_kernel(BackwardArgs<T> args, RowStatistics* statistics_gmem, float* sums_gmem,
+                               int padded_rows) {
+  constexpr int kRowLanes = kHeadDim / kernel::kChunkElements, kRowsAtOnce = gpu::kWarpSize / kRowLanes;
+  const PaddedTile tile = padded_tile(static_cast<int>(blockIdx.x), padded_rows, args.heads_q);
+  const int thread = static_cast<int>(threadIdx.x), chunk = thread % kRowLanes;
+  if (sums_gmem) {
+    // As many floats as the tile has, wherever those of a row stand.
+    float* sums = sums_gmem + tile.first_row * kHeadDim;
+#pragma unroll 8
+    for (int i = thread; i < kTileRows * kHeadDim / 4; i += kTileThreads) {
+      gpu::store4(sums + 4 * i, make_float4(0, 0, 0, 0));
+    }
   }
-  for (int bit = gpu::kWarpSize / 2; bit > 0; bit /= 2) sum += __shfl_xor_sync(gpu::kFullWarp, sum, bit);
-  if (lane == 0) {
-    const std::int64_t row = args.row_index(batch, query, head);
-    const float lse = args.lse_gmem[row];
-    statistics_gmem[index] = {lse == -INFINITY ? INFINITY : lse * kernel::kLog2E,
-                              args.dlse_gmem ? sum - args.dlse_gmem[row] : sum};
+  const int warp_row = thread / gpu::kWarpSize * 16;
+#pragma unroll 4
+  for (int i = thread % gpu::kWarpSize / kRowLanes; i < 16; i += kRowsAtOnce) {
+    const int row = warp_row + i, query = tile.first_query + row;
+    const bool is_there = query < args.seqlen_q;
+    float sum = 0;
+    if (is_there) {
+      sum = dot_chunks<T>(load_chunk(args.o_row(tile.batch, query, tile.head), chunk),
+                          load_chunk(args.dout_row(tile.batch, query, tile.head), chunk));
+    }
+#pragma unroll
+    for (int bit = kRowLanes / 2; bit > 0; bit /= 2) sum += __shfl_xor_sync(gpu::kFullWarp, sum, bit);
+    if (chunk == 0) {
+      RowStatistics statistics = {INFINITY, 0};
+      if (is_there) {
+        const std::int64_t place = args.row_index(tile.batch, query, tile.head);
+        const float lse = args.lse_gmem[place];
+        statistics = {lse == -INFINITY ? INFINITY : lse * kernel::kLog2E,
+                      args.dlse_gmem ? sum - args.dlse_gmem[place] : sum};
+      }
+      statistics_gmem[tile.first_row + row] = statistics;
+    }
   }
 }
 
@@ -106,7 +129,6 @@ template <class T, int kHeadDim>
 struct FinishShared {
   kernel::SharedTile<T, kTileRows, kHeadDim, kernel::Swizzled> dq;
 };
-inline constexpr int kFinishThreads = kTileRows / 16 * gpu::kWarpSize;
 
 /// A block a tile of queries, 16 a warp. Through shared memory, so that rows go out in chunks of 16 bytes.
 template <class T, int kHeadDim>
@@ -115,26 +137,18 @@ __global__ void finish_kernel(BackwardArgs<T> args, const float* sums_gmem, int 
   auto& shared = gpu::shared_memory<FinishShared<T, kHeadDim>>();
   const int lane = static_cast<int>(threadIdx.x) % gpu::kWarpSize;
   const int warp_row = static_cast<int>(threadIdx.x) / gpu::kWarpSize * 16;
-  const std::int64_t first_row = std::int64_t{blockIdx.x} * kTileRows;
-  const int first_query = static_cast<int>(first_row % padded_rows);
-  const int head = static_cast<int>(first_row / padded_rows % args.heads_q);
-  const int batch = static_cast<int>(first_row / padded_rows / args.heads_q);
+  const PaddedTile tile = padded_tile(static_cast<int>(blockIdx.x), padded_rows, args.heads_q);
 #pragma unroll 8
   for (int c = 0; c < kHeadDim / 8; ++c) {
-    const float4 sums =
-        gpu::scaled(gpu::load4(sums_gmem + sums_offset<kHeadDim>(first_row + warp_row, c, lane)), args.softmax_scale);
+    const float4 sums = gpu::scaled(gpu::load4(sums_gmem + sums_offset<kHeadDim>(tile.first_row + warp_row, c, lane)),
+                                    args.softmax_scale);
     const int row = warp_row + kernel::fragment_row(0, lane), column = kernel::fragment_column(lane);
     kernel::store_pair(shared.dq.at(DqTile::offset(row, c)) + column, sums.x, sums.y);
     kernel::store_pair(shared.dq.at(DqTile::offset(row + 8, c)) + column, sums.z, sums.w);
   }
   __syncwarp();
-#pragma unroll 4
-  for (int i = lane; i < 16 * DqTile::kChunks; i += gpu::kWarpSize) {
-    const int row = warp_row + i / DqTile::kChunks, chunk = i % DqTile::kChunks;
-    if (first_query + row >= args.seqlen_q) break;
-    gpu::copy_16_bytes(args.dq_row(batch, first_query + row, head) + kernel::kChunkElements * chunk,
-                       shared.dq.at(DqTile::offset(row, chunk)));
-  }
+  copy_rows_out<16, kHeadDim>(args.dq_row(tile.batch, tile.first_query, tile.head), args.dq_strides.seq, shared.dq,
+                              {warp_row, 0}, args.seqlen_q - tile.first_query);
 }
 
 /// What all kernels of the chapter ask of a problem.
@@ -147,16 +161,15 @@ inline void require(const std::string& name, const Problem& p, std::size_t share
 template <class T, int kHeadDim>
 void launch_prepare(const BackwardArgs<T>& args, const Workspace& layout, void* workspace) {
   if (layout.rows == 0) return;
-  gpu::launch(prepare_kernel<T, kHeadDim>,
-              {.grid = (layout.rows + kRowsPerBlock - 1) / kRowsPerBlock, .block = kRowsPerBlock * gpu::kWarpSize},
-              args, layout.statistics(workspace), layout.sums(workspace), layout.rows, layout.padded_rows);
+  gpu::launch(prepare_kernel<T, kHeadDim>, {.grid = layout.rows / kTileRows, .block = kTileThreads}, args,
+              layout.statistics(workspace), layout.sums(workspace), layout.padded_rows);
 }
 
 template <class T, int kHeadDim>
 void launch_finish(const BackwardArgs<T>& args, const Workspace& layout, void* workspace) {
   if (layout.rows == 0) return;
   gpu::launch<FinishShared<T, kHeadDim>>(finish_kernel<T, kHeadDim>,
-                                         {.grid = layout.rows / kTileRows, .block = kFinishThreads}, args,
+                                         {.grid = layout.rows / kTileRows, .block = kTileThreads}, args,
                                          static_cast<const float*>(layout.sums(workspace)), layout.padded_rows);
 }
 

@@ -116,8 +116,10 @@ void show_counts(stage::Program& program) {
           // Copies are stores of 512 bytes: K and V of a block, Q and dO of a tile. Its statistics fit one.
           const double copies =
               blocks * 2 * w.division.bc * d() * 2 / 512 + tiles * (2 * w.division.br * d() * 2 / 512 + 1);
-          return std::pair(text("%.0f", tiles * w.division.warps * (w.matrix_loads() + w.statistics_loads)),
-                           text("%.0f", tiles * w.division.warps * w.pair_stores() + copies));
+          const auto out = tensor_core_backward::way_out_of_head<Tile>(p.seqlen_kv);
+          const double kv_heads = double(p.batch) * p.heads_kv, warps = w.division.warps;
+          return std::pair(text("%.0f", tiles * warps * (w.matrix_loads() + w.statistics_loads) + kv_heads * out.loads),
+                           text("%.0f", tiles * warps * w.pair_stores() + copies + kv_heads * out.stores));
         });
       }
       const auto a_request = [](const gpu::SharedAccesses& accesses) {
@@ -133,7 +135,8 @@ void show_counts(stage::Program& program) {
   if (rows.empty()) return program.say("No kernel was launched.");
   program.say(
       "Instructions of warps on shared memory, counted on the whole problem; for kv_outer by formula, too. Loads are\n"
-      "ldmatrix and those of statistics; stores are copies by cp.async, P and dS, and dQ on its way out.");
+      "ldmatrix, those of statistics, and those of gradients on their way out; stores are copies by cp.async, P and\n"
+      "dS, and gradients.");
   program.table("shared_memory",
                 {"step", "kernel", "loads", "by formula", "wavefronts / load", "conflicts", "stores", "by formula",
                  "wavefronts / store", "conflicts"},

@@ -6,7 +6,8 @@
 ///   - Four warps at head_dim 64, eight at 128 (tile.cuh). dS goes through shared memory, since dQ is a sum over the
 ///     keys of all warps; at head_dim 128 P and dS do for the partner, too.
 ///   - Two tiles of Q and dO take turns, as K and V do in chapter 08.
-///   - The first keys of a causal problem are seen by the most queries, and start first.
+///   - The first keys of a causal problem are seen by the most queries, and start first: of as many heads as fit into
+///     the L2 together (kernel::Sections).
 ///   - Registers of a lane: dK, dV, S and dP are 64 + 64 + 32 + 32; dQ's 32 take the place of S.
 ///   - Shared memory: K, V, two tiles of Q and dO, dS, and at head_dim 128 P: 83 and 165 KB.
 ///   - Per tile: 10 · Br · Bc · head_dim FLOP; 2 · Br · head_dim elements of Q and dO, Br · head_dim floats added to
@@ -19,9 +20,12 @@
 #include <string>
 
 #include "chapters/09_tensor_core_backward/query_rows.cuh"
+#include "chapters/09_tensor_core_backward/rows_out.cuh"
 #include "chapters/09_tensor_core_backward/tile.cuh"
 #include "common/gpu/async_copy.cuh"
 #include "common/gpu/atomic.cuh"
+#include "common/gpu/uniform.cuh"
+#include "common/kernel/sections.hpp"
 
 namespace tensor_core_backward {
 
@@ -41,16 +45,13 @@ __host__ __device__ constexpr VisitedTiles<Tile> visited_tiles(attention::Mask m
 template <class Tile, bool kQueryGradients>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     kv_outer_kernel(BackwardArgs<typename Tile::T> args, const RowStatistics* statistics_gmem, float* sums_gmem,
-                    int padded_rows) {
-  using T = typename Tile::T;
+                    int padded_rows, kernel::Sections sections) {
   using KTile = typename BackwardShared<Tile>::KTile;
   using QTile = typename BackwardShared<Tile>::QTile;
   auto& shared = gpu::shared_memory<BackwardShared<Tile>>();
-  // Blocks start in order: all heads' first keys come first.
-  const int heads = args.batch * args.heads_kv;
-  const int head_index = static_cast<int>(blockIdx.x) % heads;
+  const auto [head_index, key_tile] = sections[static_cast<int>(blockIdx.x)];  // blocks start in order
   const int batch = head_index / args.heads_kv, head_kv = head_index % args.heads_kv;
-  const int first_key = static_cast<int>(blockIdx.x) / heads * Tile::kBc;
+  const int first_key = key_tile * Tile::kBc;
   const int keys = min(Tile::kBc, args.seqlen_kv - first_key);
   const int lane = static_cast<int>(threadIdx.x) % gpu::kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / gpu::kWarpSize;
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
     if constexpr (Tile::kTeam > 1) {
       const int query = (1 - member) * Tile::kWarpQueries;  // the partner's
-      const int a_offset = kernel::offset_of_a<SquareTile<Tile>>(warp_key, lane) ^ query;
+      const int a_offset = kernel::offset_of_a<SquareTile<Tile>>(warp_key, gpu::lane()) ^ query;
 #pragma unroll 1
       for (int i = 0; i < Tile::kQuerySteps; ++i) {
         Operand<Tile> a_reg;
@@ -156,47 +157,48 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if constexpr (kQueryGradients) {
       float dq_reg[Tile::kDqRowTiles][Tile::kDqColumnTiles][4] = {};
       const int dq_row = warp % 2 * 16 * Tile::kDqRowTiles, first_column_tile = warp / 2 * Tile::kDqColumnTiles;
-      add_over_keys<Tile>(dq_reg, shared.ds, shared.k, dq_row, first_column_tile, lane);
+      add_over_keys<Tile>(dq_reg, shared.ds, shared.k, dq_row, first_column_tile, gpu::lane());
       const std::int64_t row = (std::int64_t{batch} * args.heads_q + head) * padded_rows + first_query + dq_row;
 #pragma unroll
       for (int t = 0; t < Tile::kDqRowTiles; ++t)
 #pragma unroll
         for (int c = 0; c < Tile::kDqColumnTiles; ++c) {
           const float(&sum)[4] = dq_reg[t][c];
-          gpu::atomic_add4(sums_gmem + sums_offset<Tile::kHeadDim>(row + 16 * t, first_column_tile + c, lane),
+          gpu::atomic_add4(sums_gmem + sums_offset<Tile::kHeadDim>(row + 16 * t, first_column_tile + c, gpu::lane()),
                            make_float4(sum[0], sum[1], sum[2], sum[3]));
         }
     }
     advance(head, tile);
   }
-  gpu::copy_async_wait<0>();  // a block may not end with copies on their way: those of K, where no query sees it
-
+  gpu::copy_async_wait<0>();  // of K and V, where no query sees them
+  __syncthreads();            // K and V are there, and have been read: dK and dV leave from their places
+  const WarpsPart own = {warp_key, Tile::kWarpColumns * member};
 #pragma unroll
-  for (int t = 0; t < Tile::kKeyTiles; ++t)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = warp_key + 16 * t + kernel::fragment_row(half, lane);
-      if (key >= keys) continue;
-      const int column = Tile::kWarpColumns * member + kernel::fragment_column(lane);
-      T* dk = args.dk_row(batch, first_key + key, head_kv) + column;
-      T* dv = args.dv_row(batch, first_key + key, head_kv) + column;
-#pragma unroll
-      for (int c = 0; c < Tile::kColumnTiles; ++c) {
-        kernel::store_pair(dk + 8 * c, dk_reg[t][c][2 * half] * args.softmax_scale,
-                           dk_reg[t][c][2 * half + 1] * args.softmax_scale);
-        kernel::store_pair(dv + 8 * c, dv_reg[t][c][2 * half], dv_reg[t][c][2 * half + 1]);
-      }
-    }
+  for (int t = 0; t < Tile::kKeyTiles; ++t) {
+    put_rows(shared.k, dk_reg[t], args.softmax_scale, {own.first_row + 16 * t, own.first_column});
+    put_rows(shared.v, dv_reg[t], 1, {own.first_row + 16 * t, own.first_column});
+  }
+  __syncwarp();
+  copy_rows_out<Tile::kWarpKeys, Tile::kWarpColumns>(args.dk_row(batch, first_key, head_kv), args.dk_strides.seq,
+                                                     shared.k, own, keys);
+  copy_rows_out<Tile::kWarpKeys, Tile::kWarpColumns>(args.dv_row(batch, first_key, head_kv), args.dv_strides.seq,
+                                                     shared.v, own, keys);
 }
 
 /// Launches it; nothing if there are no keys.
 template <class Tile, bool kQueryGradients>
 void launch_kv_outer(const BackwardArgs<typename Tile::T>& args, const Workspace& layout, void* workspace) {
-  const std::int64_t blocks = std::int64_t{args.batch} * args.heads_kv * tiles_of(args.seqlen_kv, Tile::kBc);
+  const int key_tiles = tiles_of(args.seqlen_kv, Tile::kBc);
+  const std::int64_t heads = std::int64_t{args.batch} * args.heads_kv, blocks = heads * key_tiles;
   if (blocks == 0) return;
+  // What all blocks of a head read: Q and dO; and what they add to.
+  const std::int64_t row_bytes = 2 * sizeof(typename Tile::T) + (kQueryGradients ? sizeof(float) : 0);
+  const std::int64_t head_bytes =
+      args.heads_q / args.heads_kv * std::int64_t{layout.padded_rows} * Tile::kHeadDim * row_bytes;
+  const auto sections = kernel::Sections::that_fit(head_bytes, key_tiles, heads);
   const RowStatistics* statistics = layout.statistics(workspace);
   gpu::launch<BackwardShared<Tile>>(kv_outer_kernel<Tile, kQueryGradients>, {.grid = blocks, .block = Tile::kThreads},
-                                    args, statistics, layout.sums(workspace), layout.padded_rows);
+                                    args, statistics, layout.sums(workspace), layout.padded_rows, sections);
 }
 
 /// Element accesses of kv_outer_kernel, exactly. An atomic loads and stores.

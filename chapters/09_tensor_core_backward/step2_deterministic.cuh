@@ -75,17 +75,16 @@ __device__ void mask_query_rows(float (&p)[Tile::kKeyTiles][4], const BackwardAr
 /// dQ of 64 queries of one head.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    q_outer_kernel(BackwardArgs<typename Tile::T> args, const RowStatistics* statistics_gmem, int padded_rows) {
+    q_outer_kernel(BackwardArgs<typename Tile::T> args, const RowStatistics* statistics_gmem, int padded_rows,
+                   kernel::Sections sections) {
   using T = typename Tile::T;
   using RowsTile = typename QueryShared<Tile>::RowsTile;
   using KTile = typename QueryShared<Tile>::KTile;
   auto& shared = gpu::shared_memory<QueryShared<Tile>>();
-  // Blocks start in order: all heads' last queries come first.
-  const int heads = args.batch * args.heads_q;
-  const int head_index = static_cast<int>(blockIdx.x) % heads;
+  const auto [head_index, tile_from_last] = sections[static_cast<int>(blockIdx.x)];  // blocks start in order
   const int batch = head_index / args.heads_q, head = head_index % args.heads_q;
   const int head_kv = args.kv_head(head);
-  const int first_query = padded_rows - (static_cast<int>(blockIdx.x) / heads + 1) * Tile::kBr;
+  const int first_query = padded_rows - (tile_from_last + 1) * Tile::kBr;
   const int rows = min(Tile::kBr, args.seqlen_q - first_query);
   const int lane = static_cast<int>(threadIdx.x) % gpu::kWarpSize;
   const int warp_row = static_cast<int>(threadIdx.x) / gpu::kWarpSize * 16;
@@ -156,19 +155,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       }
     }
   }
-  gpu::copy_async_wait<0>();  // a block may not end with copies on their way: those of Q, where no tile was visited
-
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = warp_row + kernel::fragment_row(half, lane);
-    if (row >= rows) continue;
-    T* dq = args.dq_row(batch, first_query + row, head) + kernel::fragment_column(lane);
-#pragma unroll
-    for (int c = 0; c < Tile::kColumnTiles; ++c) {
-      kernel::store_pair(dq + 8 * c, dq_reg[c][2 * half] * args.softmax_scale,
-                         dq_reg[c][2 * half + 1] * args.softmax_scale);
-    }
-  }
+  gpu::copy_async_wait<0>();  // of Q, where no tile was visited
+  __syncthreads();            // those of all threads: dQ leaves from Q's place, of which each warp read its own rows
+  put_rows(shared.q, dq_reg, args.softmax_scale, {warp_row, 0});
+  __syncwarp();
+  copy_rows_out<16, Tile::kHeadDim>(args.dq_row(batch, first_query, head), args.dq_strides.seq, shared.q, {warp_row, 0},
+                                    rows);
 }
 
 /// Launches it; nothing if there are no queries.
@@ -176,8 +168,12 @@ template <class Tile>
 void launch_q_outer(const BackwardArgs<typename Tile::T>& args, const Workspace& layout, void* workspace) {
   if (layout.rows == 0) return;
   const RowStatistics* statistics = layout.statistics(workspace);
+  const int group = args.heads_q / args.heads_kv;
+  const std::int64_t kv_bytes = std::int64_t{2} * sizeof(typename Tile::T) * args.seqlen_kv * Tile::kHeadDim;
+  const auto sections = kernel::Sections::that_fit(kv_bytes / group, layout.padded_rows / Tile::kBr,
+                                                   std::int64_t{args.batch} * args.heads_q);
   gpu::launch<QueryShared<Tile>>(q_outer_kernel<Tile>, {.grid = layout.rows / Tile::kBr, .block = Tile::kThreads}, args,
-                                 statistics, layout.padded_rows);
+                                 statistics, layout.padded_rows, sections);
 }
 
 /// Element accesses of q_outer_kernel, exactly. Four lanes load the statistics of a row.

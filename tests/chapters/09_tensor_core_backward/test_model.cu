@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/09_tensor_core_backward/kernels.hpp"
@@ -89,17 +90,45 @@ void check_counts(const std::string& step) {
   CHECK(two.global_loads.bytes - one.global_loads.bytes == work.copied_bytes + 512 * atomics);
 }
 
-/// The loads of a whole problem: those of a tile for each tile that count_tiles finds visited.
+/// The loads of a whole problem: those of a tile for each tile that count_tiles finds visited, and of dK and dV on
+/// their way out.
 template <int kHeadDim>
 void check_loads(const Problem& p) {
-  const int visited = count_tiles<BackwardTile<gpu::bf16, kHeadDim>>(p.mask, p.seqlen_q, p.seqlen_kv).visited;
+  using Tile = BackwardTile<gpu::bf16, kHeadDim>;
+  const int visited = count_tiles<Tile>(p.mask, p.seqlen_q, p.seqlen_kv).visited;
+  const int out = tensor_core_backward::way_out_of_head<Tile>(p.seqlen_kv).loads;
   for (const std::string step : {"kv_outer", "deterministic"}) {
     INFO(step << ", " << p.describe());
     const BackwardWork work = work_of<kHeadDim>(step);
     const int of_a_tile = work.division.warps * (work.matrix_loads() + work.statistics_loads);
     CHECK(counted(step, "kv_outer_kernel", p).shared_loads.requests ==
-          std::uint64_t(p.batch) * p.heads_q * visited * of_a_tile);
+          std::uint64_t(p.batch) * (p.heads_q * visited * of_a_tile + p.heads_kv * out));
   }
+}
+
+/// What a block of `keys` keys does apart from its tiles: what it does for one, but for the tile's own work.
+template <int kHeadDim>
+void check_way_out(const std::string& step, int keys, std::uint64_t stores, std::uint64_t loads) {
+  using Tile = BackwardTile<gpu::bf16, kHeadDim>;
+  INFO(step << ", head_dim " << kHeadDim << ", " << keys << " keys");
+  const auto out = tensor_core_backward::way_out<Tile>(keys);
+  CHECK(std::uint64_t(out.stores) == stores);
+  CHECK(std::uint64_t(out.loads) == loads);
+  const BackwardWork work = work_of<kHeadDim>(step);
+  const gpu::KernelCounts block =
+      counted(step, "kv_outer_kernel", problem(ElementType::bf16, 1, 1, Tile::kBr, keys, kHeadDim, Mask::none()));
+  CHECK(block.blocks == 1);
+  const auto warps = static_cast<std::uint64_t>(Tile::kWarps);
+  // K and V are copied whole: past the last key they are zeros.
+  const std::uint64_t copies = (work.copied_bytes + 2 * Tile::kBc * kHeadDim * 2) / 512;
+  CHECK(block.shared_stores.requests == warps * work.pair_stores() + copies + stores);
+  CHECK(block.shared_stores.conflicts == 0);
+  CHECK(block.shared_loads.requests == warps * (work.matrix_loads() + work.statistics_loads) + loads);
+  CHECK(block.shared_loads.conflicts == 0);
+  // Out of the chunks that are loaded nothing is lost: as many instructions store them, and sectors are whole.
+  const auto atomics = warps * work.atomics;
+  CHECK(block.global_stores.requests == atomics + loads);
+  CHECK(block.global_stores.sectors - 16 * atomics == std::uint64_t(2 * keys * kHeadDim * 2 / 32));
 }
 
 /// Each element of each result is one warp's, and the products are those of all pairs.
@@ -179,6 +208,32 @@ TEST_CASE("tiles visited times a tile's loads are the loads of a whole problem")
     p.batch = 2;
     check_loads<64>(p);
     check_loads<128>(problem(ElementType::bf16, 1, 1, 200, 150, 128, mask));
+  }
+}
+
+TEST_CASE("dK and dV leave in chunks of 16 bytes, without conflicts") {
+  if (!gpu::device().checked) return;
+  // By hand. Stored: 128 keys × head_dim of both, 8 rows × 8 columns an instruction. Loaded: 4 rows × 64 columns an
+  // instruction, of the keys that there are: of 70 a warp has 32, the next 32, the third 6, for which it takes two.
+  for (const std::string step : {"kv_outer", "deterministic"}) {
+    check_way_out<64>(step, 128, 2 * 16 * 8, 2 * 32);
+    check_way_out<128>(step, 128, 2 * 16 * 16, 2 * 2 * 32);
+    check_way_out<64>(step, 70, 2 * 16 * 8, 2 * (8 + 8 + 2));
+    check_way_out<128>(step, 70, 2 * 16 * 16, 2 * 2 * (8 + 8 + 2));
+  }
+}
+
+TEST_CASE("dQ leaves in chunks of 16 bytes, without conflicts, in both steps") {
+  if (!gpu::device().checked) return;
+  for (const int head_dim : {64, 128}) {
+    const Problem p = problem(ElementType::bf16, 1, 1, 64, 64, head_dim, Mask::none());
+    for (const auto& [step, kernel] : {std::pair{"kv_outer", "finish_kernel"}, {"deterministic", "q_outer_kernel"}}) {
+      INFO(kernel << ", head_dim " << head_dim);
+      const gpu::KernelCounts counts = counted(step, kernel, p);
+      CHECK(counts.shared_stores.conflicts + counts.shared_loads.conflicts == 0);
+      CHECK(counts.global_stores.requests == std::uint64_t(64 * head_dim * 2 / 512));
+      CHECK(counts.global_stores.sectors == std::uint64_t(64 * head_dim * 2 / 32));
+    }
   }
 }
 

@@ -20,6 +20,7 @@
 #include "tests/common/suite/check_none.hpp"
 #include "tests/common/suite/guarded_array.hpp"
 #include "tests/common/suite/guarded_run.hpp"
+#include "tests/common/suite/reserved_memory.hpp"
 #include "tests/common/suite/small_problem.hpp"
 
 namespace {
@@ -331,29 +332,118 @@ TEST_CASE("the same bits under every schedule where there are no atomics, and ri
   }
 }
 
-TEST_CASE("atomics take other bits from other schedules, in dQ alone") {
-  if (!gpu::device().emulated || gpu::device().checked) return;
+TEST_CASE("atomics take other bits from other runs, in dQ alone", "[C26]") {
   // Five blocks of keys: an element of dQ is a sum of five. Few of 8192 elements change when it has been rounded.
-  const Problem p = problem(ElementType::fp16, 1, 1, 128, 520, 64, Mask::none());
-  const suite::BackwardInputs inputs = inputs_of(p);
-  const auto differs = [&](const stage::BackwardKernel& kernel) {
-    gpu::EmulatorOptions options = gpu::emulator_options();
-    options.workers = 1;
-    const gpu::EmulatorOptionsScope scope(options);
-    const Gradients first = gradients(kernel, p, inputs);
-    bool differs = false;
-    for (const std::uint64_t seed : {1, 2, 3, 4}) {
-      options.schedule_seed = seed;
-      const gpu::EmulatorOptionsScope other_schedule(options);
-      const Gradients other = gradients(kernel, p, inputs);
-      CHECK(same_bits(other.dk, first.dk));
-      CHECK(same_bits(other.dv, first.dv));
-      differs = differs || !same_bits(other.dq, first.dq);
+  for (const int heads_kv : {2, 1}) {
+    const Problem p = problem(ElementType::fp16, 2, heads_kv, 128, 520, 64, Mask::none());
+    const suite::BackwardInputs inputs = inputs_of(p);
+    for (const stage::BackwardKernel& kernel : backward_kernels()) {
+      INFO(kernel.name << ", " << p.describe());
+      const auto run = [&](std::uint64_t number) {
+        std::optional<gpu::EmulatorOptionsScope> schedule;
+        if (gpu::device().emulated) {
+          gpu::EmulatorOptions options =
+              suite::with_schedule(number, number % 2 ? gpu::Delivery::immediately : gpu::Delivery::on_wait);
+          options.workers = 1;
+          schedule.emplace(options);
+        }
+        return gradients(kernel, p, inputs);
+      };
+      const Gradients first = run(0);
+      bool differs = false;
+      for (const std::uint64_t number : {1, 2, 3, 4}) {
+        const Gradients other = run(number);
+        CHECK(same_bits(other.dk, first.dk));
+        CHECK(same_bits(other.dv, first.dv));
+        differs = differs || !same_bits(other.dq, first.dq);
+      }
+      if (kernel.deterministic) {
+        CHECK_FALSE(differs);
+      } else if (gpu::device().emulated) {  // where every seed is another order
+        CHECK(differs);
+      }
     }
-    return differs;
+  }
+}
+
+TEST_CASE("sizes of the workspace and offsets into it pass 2^31", "[C10]") {
+  using tensor_core_backward::padded_tile, tensor_core_backward::sums_offset, tensor_core_backward::Workspace;
+  // C10's case: 400 · 4 heads of 10496 queries, 164 whole tiles. As int32 the last offset would be −2145386497.
+  constexpr int kTiles = 400 * 4 * 164;
+  constexpr auto last = padded_tile(kTiles - 1, 10496, 4);
+  static_assert(last.batch == 399 && last.head == 3 && last.first_query == 163 * 64 && last.first_row == 16793536);
+  static_assert(sums_offset<128>(last.first_row + 48, 15, 31) + 3 == 2149580799);
+  // Where rows pass 2³¹ as well; and the last tile that a grid has room for.
+  static_assert(padded_tile(1 << 25, 64, 1).first_row == std::int64_t{1} << 31);
+  static_assert(padded_tile(2147483646, 64, 1).first_row == std::int64_t{2147483646} * 64);
+  static_assert(sums_offset<64>(std::int64_t{2147483646} * 64, 0, 0) == std::int64_t{2147483646} * 64 * 64);
+
+  Problem p = problem(ElementType::fp16, 4, 4, 10496, 1, 128, Mask::none());
+  p.batch = 400;
+  const Workspace layout = Workspace::of(p, true);
+  CHECK(layout.rows == 16793600);
+  CHECK(layout.bytes() == std::size_t{16793600} * (8 + 4 * 128));
+  // Addresses are compared as numbers; nothing is there.
+  const std::uintptr_t place = std::uintptr_t{1} << 44;
+  void* const workspace = reinterpret_cast<void*>(place);
+  CHECK(reinterpret_cast<std::uintptr_t>(layout.statistics(workspace)) == place);
+  CHECK(reinterpret_cast<std::uintptr_t>(layout.sums(workspace)) == place + 16793600 * 8);
+  // 256 times as long: the statistics alone are 2³⁵ bytes.
+  p.batch = 400 * 256;
+  const Workspace longer = Workspace::of(p, true);
+  CHECK(reinterpret_cast<std::uintptr_t>(longer.sums(workspace)) == place + std::uintptr_t{16793600} * 256 * 8);
+}
+
+TEST_CASE("parts of dQ are added where the workspace is longer than 2^32 floats", "[C10]") {
+  // Of 2²⁶ + 70 queries the last 70 see keys. What a block of keys adds for them must be what it adds where there are
+  // no others, though their sums stand 2³² floats further on: an offset in 32 bits would be one near the beginning.
+  using Tile = BackwardTile<gpu::bf16, 64>;
+  using tensor_core_backward::RowStatistics, tensor_core_backward::Workspace;
+  constexpr int kFirst = 1 << 26, kRows = 70, kPadded = 128;
+  const Problem near = problem(ElementType::bf16, 1, 1, kRows, kRows, 64, Mask::causal());
+  Problem far = near;
+  far.seqlen_q = kFirst + kRows;
+  const suite::BackwardInputs inputs = inputs_of(near);
+  std::vector<float> statistics;
+  for (int row = 0; row < kPadded; ++row) {
+    statistics.push_back(row < kRows ? inputs.lse[row] : INFINITY);
+    statistics.push_back(row < kRows ? 0.01f * float(row) : 0.0f);
+  }
+  struct Result {
+    std::vector<float> sums, dk, dv;
   };
-  CHECK(differs(kernel_named("kv_outer")));
-  CHECK_FALSE(differs(kernel_named("deterministic")));
+  const auto run = [&](const Problem& p, std::int64_t first) -> std::optional<Result> {
+    const Workspace layout = Workspace::of(p, true);
+    const std::size_t elements = std::size_t(p.seqlen_q) * 64, place = std::size_t(first) * 64;
+    suite::ReservedMemory workspace(stage::Memory::device, ElementType::fp32, layout.bytes() / sizeof(float));
+    suite::ReservedMemory q(stage::Memory::device, p.element_type, elements),
+        dout(stage::Memory::device, p.element_type, elements);
+    suite::ReservedMemory k(stage::Memory::device, p.element_type, kRows * 64),
+        v(stage::Memory::device, p.element_type, kRows * 64);
+    suite::ReservedMemory dk(stage::Memory::device, p.element_type, kRows * 64),
+        dv(stage::Memory::device, p.element_type, kRows * 64);
+    for (const suite::ReservedMemory* memory : {&workspace, &q, &dout, &k, &v, &dk, &dv}) {
+      if (!memory->available()) return {};
+    }
+    q.write(place, inputs.q), dout.write(place, inputs.dout), k.write(0, inputs.k), v.write(0, inputs.v);
+    const std::size_t sums = std::size_t(layout.rows) * sizeof(RowStatistics) / sizeof(float) + place;
+    workspace.write(2 * std::size_t(first), statistics);
+    workspace.write(sums, std::vector<float>(kPadded * 64));
+    const auto at = [](suite::ReservedMemory& memory) { return static_cast<gpu::bf16*>(memory.at(0)); };
+    attention::BackwardArrays<gpu::bf16> arrays{};
+    arrays.q = at(q), arrays.k = at(k), arrays.v = at(v), arrays.dout = at(dout), arrays.dk = at(dk),
+    arrays.dv = at(dv);
+    const auto args = attention::make_backward_args<gpu::bf16>(p, arrays);
+    tensor_core_backward::launch_kv_outer<Tile, true>(args, layout, workspace.at(0));
+    gpu::synchronize();
+    return Result{workspace.read(sums, kPadded * 64), dk.read(0, kRows * 64), dv.read(0, kRows * 64)};
+  };
+  const auto of_near = run(near, 0), of_far = run(far, kFirst);
+  if (!of_near || !of_far) return;  // too little memory on a GPU, or the checking build, which keeps book of every byte
+  CHECK_FALSE(std::all_of(of_near->sums.begin(), of_near->sums.end(), [](float x) { return x == 0; }));
+  CHECK(same_bits(of_far->sums, of_near->sums));
+  CHECK(same_bits(of_far->dk, of_near->dk));
+  CHECK(same_bits(of_far->dv, of_near->dv));
 }
 
 TEST_CASE("element types and head_dims that are not taken are refused by name") {

@@ -47,6 +47,7 @@ HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 SEQLENS = {"forward": (512, 1024, 2048, 4096, 8192, 16384), "backward": (1024, 2048, 4096, 8192, 16384)}
 COLD_BYTES = 240e6
 ROUNDS = 14
+SLOW, SLOW_ROUNDS = 8, 4  # so many times the fastest's time; rounds that such a one takes part in
 WARM_UP_SECONDS, WARM_UP_LAUNCHES = 0.03, 3
 SAMPLED_ROWS = 48
 QUEUE_CYCLES_PER_LAUNCH = 300_000  # some 150 us: more than Python takes to queue one
@@ -331,25 +332,30 @@ class Timer:
 def time_in_rounds(torch, timer, cell, contenders, rounds, skipped):
     """Returns those that were timed: all but the peers for which there was not enough memory.
 
-    Each gets two samples a round, which stand next to each other, however the round's order was drawn.
+    Each gets two samples a round, which stand next to each other, however the round's order was drawn. Who is far
+    slower than the fastest takes part in the first rounds alone: half of the time was spent on waiting for it.
     """
 
     def launch(contender):
         return lambda: contender.launch(cell.next_copy())
 
+    least = {}
     for contender in list(contenders):
         spent, count = 0.0, 0
         try:
             while timer.on_gpu and (count < WARM_UP_LAUNCHES or spent < WARM_UP_SECONDS) and count < 1000:
                 times = timer.queue([launch(contender)] * 4)
                 spent, count = spent + sum(times), count + len(times)
+                least[contender] = min(*times, least.get(contender, math.inf))
         except torch.OutOfMemoryError as error:
             contenders = [c for c in contenders if c is not contender]
             skipped.append({"name": contender.name, "chapter": contender.chapter, "sentence": one_line(error)})
             torch.cuda.empty_cache()
     chance = random.Random(cell.seed)
-    for _ in range(rounds):
-        drawn = chance.sample(contenders, len(contenders))
+    fastest = min(least.values(), default=math.inf)
+    for i in range(rounds):
+        taking_part = [c for c in contenders if i < SLOW_ROUNDS or least.get(c, 0) <= SLOW * fastest]
+        drawn = chance.sample(taking_part, len(taking_part))
         order = drawn + drawn[::-1]
         for contender, seconds in zip(order, timer.queue([launch(c) for c in order])):
             contender.samples.append(seconds)

@@ -217,6 +217,20 @@ class Rounds(unittest.TestCase):
         for contender in self.launched(seed=1, rounds=3)[1]:
             self.assertEqual(contender.samples, [1, 1, 2, 2, 3, 3])
 
+    def test_who_is_far_slower_takes_part_in_the_first_rounds(self):
+        took = {"fast": 0.001, "near": 0.008, "far": 0.0081}
+
+        class Warmed:
+            on_gpu = True
+
+            def queue(self, launches):
+                return [took[launch()] for launch in launches]
+
+        contenders = [peers.Contender(name, None, lambda copy, name=name: name, None) for name in took]
+        cell = types.SimpleNamespace(seed=1, next_copy=lambda: 0)
+        peers.time_in_rounds(None, Warmed(), cell, contenders, 6, [])
+        self.assertEqual({c.name: len(c.samples) for c in contenders}, {"fast": 12, "near": 12, "far": 8})
+
     def test_places_and_neighbours_change(self):
         orders = self.launched(seed=1)[0]
         for place in range(4):

@@ -14,58 +14,58 @@
 
 #include "chapters/12_warp_specialization/tile.cuh"
 #include "common/gpu/atomic.cuh"
+#include "common/kernel/sections.hpp"
 
 namespace warp_specialization {
 
-/// Scores that a head's tiles compute, those included that the mask takes out or that lie past the end.
+/// Scores that a head's tiles compute, those included that the mask takes out or that lie past the end. A warpgroup
+/// passes over a tile of which its 64 rows see nothing.
 template <class Tile>
 std::int64_t computed_scores(attention::Mask mask, int seqlen_q, int seqlen_kv) {
   std::int64_t tiles = 0;
-  for (std::int64_t first = 0; first < seqlen_q; first += Tile::kBr) {
-    const int rows = static_cast<int>(std::min<std::int64_t>(Tile::kBr, seqlen_q - first));
+  for (std::int64_t first = 0; first < seqlen_q; first += kernel::kWarpgroupRows) {
+    const int rows = static_cast<int>(std::min<std::int64_t>(kernel::kWarpgroupRows, seqlen_q - first));
     const KeyRange keys = kernel::visited_keys(mask, static_cast<int>(first), rows, seqlen_q, seqlen_kv, Tile::kBc);
     tiles += tiles_of(keys.end - keys.begin, Tile::kBc);
   }
-  return tiles * Tile::kBr * Tile::kBc;
+  return tiles * kernel::kWarpgroupRows * Tile::kBc;
 }
 
-/// Whether small tiles compute so much less that it pays, though they do so at a lower rate: of the others' at N = 8192
-/// with a causal mask, 0.82 was measured at head_dim 64, and 0.97 at 256 (H200). At 128 there is one shape.
+/// Whether small tiles compute so much less that it pays, though they do so at a lower rate: with a causal mask and
+/// N = 8192 0.97 of the others' was measured (H200). Only at head_dim 256 are there two shapes.
 template <int kHeadDim>
 bool takes_small_tiles(attention::Mask mask, int seqlen_q, int seqlen_kv) {
-  if constexpr (kHeadDim == 128) return false;
-  constexpr double kRate = kHeadDim == 64 ? 0.82 : 0.97;
-  using Small = SpecializedTile<gpu::bf16, kHeadDim, true>;
-  using Large = SpecializedTile<gpu::bf16, kHeadDim>;
-  return static_cast<double>(computed_scores<Small>(mask, seqlen_q, seqlen_kv)) <
-         kRate * static_cast<double>(computed_scores<Large>(mask, seqlen_q, seqlen_kv));
+  if constexpr (kHeadDim == 256) {
+    constexpr double kRate = 0.97;
+    using Small = SpecializedTile<gpu::bf16, kHeadDim, true>;
+    using Large = SpecializedTile<gpu::bf16, kHeadDim>;
+    return static_cast<double>(computed_scores<Small>(mask, seqlen_q, seqlen_kv)) <
+           kRate * static_cast<double>(computed_scores<Large>(mask, seqlen_q, seqlen_kv));
+  }
+  return false;
 }
 
 /// Calls `use` with the tile (an empty object of its type) that the problem gets.
 template <class T, int kHeadDim, class Use>
 auto with_tile(attention::Mask mask, int seqlen_q, int seqlen_kv, Use use) {
-  if constexpr (kHeadDim != 128) {
+  if constexpr (kHeadDim == 256) {
     if (takes_small_tiles<kHeadDim>(mask, seqlen_q, seqlen_kv)) return use(SpecializedTile<T, kHeadDim, true>());
   }
   return use(SpecializedTile<T, kHeadDim>());
 }
 
 struct Schedule {
-  int query_tiles, works;  ///< of a head, and in all
-  int section;             ///< heads whose works are mixed
-  int* counter;            ///< null: no counter
-
-  /// Bytes of K and V that a section may have: half of an H200's L2.
-  static constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+  kernel::Sections sections;
+  int works;
+  int* counter;  ///< null: no counter
 
   template <class Tile, class Args>
   static Schedule of(const Args& args, int* counter) {
     const int query_tiles = tiles_of(args.seqlen_q, Tile::kBr), heads = args.batch * args.heads_q;
+    if (!asks(args.mask)) return {{query_tiles, heads, 1}, heads * query_tiles, nullptr};
     const std::int64_t kv_bytes = std::int64_t{2} * sizeof(typename Tile::T) * args.seqlen_kv * args.head_dim;
-    const std::int64_t kv_heads = std::max<std::int64_t>(1, kSectionBytes / std::max<std::int64_t>(1, kv_bytes));
-    const std::int64_t section = std::min<std::int64_t>(heads, kv_heads * (args.heads_q / args.heads_kv));
-    const bool uneven = asks(args.mask);
-    return {query_tiles, heads * query_tiles, uneven ? static_cast<int>(section) : 1, uneven ? counter : nullptr};
+    return {kernel::Sections::that_fit(kv_bytes * args.heads_kv / args.heads_q, query_tiles, heads),
+            heads * query_tiles, counter};
   }
   /// Whether blocks ask the counter, once after each work: where rows may see different numbers of keys.
   static bool asks(attention::Mask mask) { return mask != attention::Mask::none(); }
@@ -76,10 +76,8 @@ struct Schedule {
 
   template <class Tile>
   __device__ Work<Tile> work(const ForwardArgs<typename Tile::T>& args, int index) const {
-    const int first_head = index / (section * query_tiles) * section;
-    const int heads = min(section, args.batch * args.heads_q - first_head);
-    const int inside = index - first_head * query_tiles;
-    return make_work<Tile>(args, first_head + inside % heads, query_tiles - 1 - inside / heads);
+    const auto [head, tile] = sections[index];
+    return make_work<Tile>(args, head, sections.tiles - 1 - tile);
   }
 };
 

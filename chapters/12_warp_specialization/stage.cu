@@ -53,12 +53,11 @@ void show_registers(stage::Program& program) {
     }
   };
   add(std::integral_constant<int, 64>(), std::false_type());
-  add(std::integral_constant<int, 64>(), std::true_type());
   add(std::integral_constant<int, 128>(), std::false_type());
   add(std::integral_constant<int, 256>(), std::false_type());
   add(std::integral_constant<int, 256>(), std::true_type());
   program.say(
-      "By formula: queries and keys of a tile (the second shape of a head_dim is step 4's small one); registers of\n"
+      "By formula: queries and keys of a tile (the second shape of 256 is step 4's small one); registers of\n"
       "a lane at the start, and after setmaxnreg, of the producer and of a consumer; all that the block then holds,\n"
       "of 65536, and what is left over. At the end: a consumer's S, P and O, all alive together.");
   program.table(
@@ -148,7 +147,7 @@ std::string shape_of(const Problem& p) {
     constexpr int kHeadDim = d();
     using warp_specialization::SpecializedTile, warp_specialization::computed_scores;
     std::string why;
-    if constexpr (kHeadDim != 128) {
+    if constexpr (kHeadDim == 256) {
       const auto scores = [&]<class Tile>(Tile) {
         return double(computed_scores<Tile>(p.mask, p.seqlen_q, p.seqlen_kv));
       };
@@ -181,7 +180,7 @@ void show_schedule(stage::Program& program) {
     // What step 4 has.
     warp_specialization::with_tile<gpu::bf16, kHeadDim>(p.mask, p.seqlen_q, p.seqlen_kv, [&]<class Tile>(Tile) {
       const int blocks = 132, heads = p.batch * p.heads_q;
-      const int section = warp_specialization::Schedule::of<Tile>(p, nullptr).section;
+      const int section = warp_specialization::Schedule::of<Tile>(p, nullptr).sections.section;
       const StepOnPaper one_work = warp_specialization::steps_on_paper<kHeadDim>()[2],
                         staying = warp_specialization::persistent_on_paper<kHeadDim, Tile::kSmall>();
       const auto beside_of = [](const StepOnPaper& s) { return s.load_cycles() / cycles_of_tile(s.order, s.tile); };

@@ -6,6 +6,8 @@
 ///   - Each warpgroup that computes has its own place for Q, with its own barriers: it goes on to the next work when it
 ///     is done, whatever the others do. With Q comes the work, or none: there is no more.
 ///   - O has a place of its own where there is room (head_dim 64 and 128): with O in Q's place the next Q has to wait.
+///   - It passes over tiles of which its own 64 rows see nothing, though others of the block do.
+///   - O is rescaled only when a maximum has grown by more than 2⁸, as in chapter 08.
 ///   - schedule.cuh says in which order, and with which of two shapes of tiles.
 ///   - Shared memory: 2 · head_dim · (2 · Br + 4 · Bc) bytes: 192 KB at head_dim 128. At 256 Br counts once.
 ///   - Per tile: as in step 3.
@@ -16,59 +18,10 @@
 #include <string>
 #include <type_traits>
 
-#include "chapters/12_warp_specialization/schedule.cuh"
+#include "chapters/12_warp_specialization/persistent_producer.cuh"
 #include "chapters/12_warp_specialization/step2_ping_pong.cuh"
 
 namespace warp_specialization {
-
-template <class Tile>
-struct PersistentShared {
-  using QTile = kernel::PanelTile<typename Tile::T, kernel::kWarpgroupRows, Tile::kHeadDim>;
-  using KTile = kernel::PanelTile<typename Tile::T, Tile::kBc, Tile::kHeadDim>;
-  static constexpr bool kOwnO = Tile::kHeadDim < 256;
-  QTile q[Tile::kConsumers * (kOwnO ? 2 : 1)];  ///< and O
-  KTile k[Tile::kStages], v[Tile::kStages];
-  gpu::Mbarrier q_full[Tile::kConsumers], q_empty[Tile::kConsumers];
-  gpu::Mbarrier k_full[Tile::kStages], v_full[Tile::kStages], k_empty[Tile::kStages], v_empty[Tile::kStages];
-  Work<Tile> work[Tile::kConsumers];  ///< comes with Q
-
-  __device__ QTile& o(int consumer) { return q[consumer + (kOwnO ? Tile::kConsumers : 0)]; }
-};
-
-/// The producer's thread, to the end of all work.
-template <class Tile>
-__device__ void produce_all(PersistentShared<Tile>& shared, const Maps& maps, const ForwardArgs<typename Tile::T>& args,
-                            const Schedule& schedule) {
-  RingPosition<Tile> at;
-  std::uint32_t round = 0;
-  for (int index = schedule.first(); index < schedule.works; index = schedule.next(index), round ^= 1) {
-    const Work<Tile> work = schedule.work<Tile>(args, index);
-    const int tiles = work.tiles();
-    const auto load = [&](typename PersistentShared<Tile>::KTile* places, const gpu::TensorMap& map,
-                          gpu::Mbarrier* full, gpu::Mbarrier* empty, int step) {
-      gpu::mbarrier_wait(empty[at.stage], at.parity ^ 1);
-      load_panels(places[at.stage], map, full[at.stage], work.first_key(step), work.head_kv, work.batch);
-    };
-    if (tiles > 0) load(shared.k, maps.k, shared.k_full, shared.k_empty, 0);
-#pragma unroll 1
-    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
-      gpu::mbarrier_wait(shared.q_empty[consumer], round ^ 1);
-      shared.work[consumer] = work;
-      load_panels(shared.q[consumer], maps.q, shared.q_full[consumer],
-                  work.first_query + consumer * kernel::kWarpgroupRows, work.head, work.batch);
-    }
-    for (int step = 0; step < tiles; ++step) {
-      if (step > 0) load(shared.k, maps.k, shared.k_full, shared.k_empty, step);
-      load(shared.v, maps.v, shared.v_full, shared.v_empty, step);
-      at.advance();
-    }
-  }
-  for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
-    gpu::mbarrier_wait(shared.q_empty[consumer], round ^ 1);
-    shared.work[consumer] = Work<Tile>::none();
-    gpu::mbarrier_arrive(shared.q_full[consumer]);
-  }
-}
 
 /// One work after the other, Br rows of a head each.
 template <class Tile>
@@ -110,6 +63,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const Work<Tile> work = shared.work[consumer].uniform();
       if (work.is_none()) break;
       const int tiles = work.tiles(), first_query = work.first_query + consumer * kernel::kWarpgroupRows;
+      const Seen own = work.seen_by_rows(args, first_query);
       float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, rescale[2];
 #pragma unroll
       for (int c = 0; c < Tile::kColumnTiles; ++c)
@@ -135,7 +89,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         gpu::keep(s_reg);
         if (general) mask_tile(s_reg, step);
         float shift[2];
-        kernel::find_maxima(s_reg, m, l, rescale, shift, scale);
+        const bool moved = kernel::find_maxima_lazily(s_reg, m, l, rescale, shift, scale);
         kernel::exponentiate<0, Tile::kEarlyKeyTiles>(s_reg, l, shift, scale);
         // Not before these, which are to run under the product and not behind the wait for it.
         if (lane == 0) gpu::mbarrier_arrive_after(shared.k_empty[at.stage], l[0] + l[1]);
@@ -143,12 +97,32 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         gpu::keep(o_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[before.stage]);
         kernel::exponentiate<Tile::kEarlyKeyTiles, Tile::kKeyTiles>(s_reg, l, shift, scale);
-        kernel::scale_rows(o_reg, rescale);
+        if (moved) kernel::scale_rows(o_reg, rescale);
         kernel::pack<T>(p_reg, s_reg);
       };
-      const auto is_general = [&](int step) { return scale.sign != 1 || work.needs_mask(work.first_key(step)); };
+      const auto is_general = [&](int step) {
+        const int first_key = work.first_key(step);
+        return scale.sign != 1 || first_key < own.unmasked.begin || first_key + Tile::kBc > own.unmasked.end;
+      };
+      /// A tile of which these rows see nothing. Its turn passes, and its places are as empty as the others leave them:
+      /// but not before they were full, or this arrival would count for the tile that had them before. And not before
+      /// each lane has seen that: a lane that is late would find the phase after, and wait for one more. (Elsewhere a
+      /// product stands in between, for which the warp is one.)
+      const auto pass_over = [&] {
+        turns.wait();
+        turns.pass_on();
+        gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
+        gpu::mbarrier_wait(shared.v_full[at.stage], at.parity);
+        __syncwarp();
+        if (lane == 0) {
+          gpu::mbarrier_arrive(shared.k_empty[at.stage]);
+          gpu::mbarrier_arrive(shared.v_empty[at.stage]);
+        }
+        at.advance();
+      };
 
-      if (tiles > 0) {
+      for (int step = 0; step < own.begin; ++step) pass_over();
+      if (own.begin < own.end) {
         Scores<Tile> s_reg;
         gpu::mbarrier_wait(shared.k_full[at.stage], at.parity);
         turns.wait();
@@ -157,18 +131,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         gpu::wgmma_wait<0>();
         gpu::keep(s_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.k_empty[at.stage]);
-        if (is_general(0)) mask_tile(s_reg, 0);
+        if (is_general(own.begin)) mask_tile(s_reg, own.begin);
         kernel::softmax(s_reg, m, l, rescale, scale);
         kernel::pack<T>(p_reg, s_reg);
       }
-      for (int step = 1; step < tiles;) {
+      for (int step = own.begin + 1; step < own.end;) {
 #pragma unroll 1
-        for (; step < tiles && is_general(step); ++step) add_tile(step, std::true_type());
+        for (; step < own.end && is_general(step); ++step) add_tile(step, std::true_type());
 #pragma unroll 1
-        for (; step < tiles && !is_general(step); ++step) add_tile(step, std::false_type());
+        for (; step < own.end && !is_general(step); ++step) add_tile(step, std::false_type());
       }
       if (Shared::kOwnO) gpu::mbarrier_arrive(shared.q_empty[consumer]);  // Q has been read, and the work
-      if (tiles > 0) {
+      if (own.begin < own.end) {
         gpu::mbarrier_wait(shared.v_full[at.stage], at.parity);
         turns.wait();
         kernel::start_output(o_reg, p_reg, shared.v[at.stage]);
@@ -177,7 +151,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         gpu::keep(o_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[at.stage]);
         at.advance();
+      } else if (tiles > 0) {
+        turns.wait();
+        turns.pass_on();
       }
+      for (int step = own.end; step < tiles; ++step) pass_over();
 
       if (leads) gpu::tma_store_wait_read<0>();  // O of the work before has left
       gpu::named_barrier_sync(own_barrier, kernel::kWarpgroupThreads);
@@ -210,7 +188,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 template <int kHeadDim>
 stage::ForwardKernel persistent(int most_blocks = 1 << 30) {
   using Large = PersistentShared<SpecializedTile<gpu::bf16, kHeadDim>>;
-  using Small = PersistentShared<SpecializedTile<gpu::bf16, kHeadDim, kHeadDim != 128>>;
+  using Small = PersistentShared<SpecializedTile<gpu::bf16, kHeadDim, kHeadDim == 256>>;
   using Larger = std::conditional_t<(sizeof(Small) > sizeof(Large)), Small, Large>;
   const std::string name = "persistent";
   return {.name = name,

@@ -1,10 +1,11 @@
 #pragma once
 /// \file
-/// What a block works on, its shared memory with the barriers in it, and the producer that all steps share.
+/// Shapes of tiles, a block's shared memory with the barriers in it, and the producer that all steps share.
 
 #include <cmath>
 #include <cstdint>
 
+#include "chapters/12_warp_specialization/work.cuh"
 #include "common/attention/cost.hpp"
 #include "common/gpu/barrier.cuh"
 #include "common/gpu/mbarrier.cuh"
@@ -15,36 +16,30 @@
 #include "common/gpu/wgmma.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/panel_tile.cuh"
-#include "common/kernel/query_tile.cuh"
 #include "common/kernel/row_fragments.cuh"
 #include "common/kernel/row_map.hpp"
-#include "common/kernel/tiles.hpp"
 #include "common/kernel/warpgroup.cuh"
 #include "common/stage/hopper.hpp"
 #include "common/stage/kernel.hpp"
 
 namespace warp_specialization {
 
-using attention::ForwardArgs, attention::KeyRange, attention::Problem;
-using kernel::tiles_of;
-
 /// One warpgroup that loads, and kConsumers that compute 64 queries each.
 ///
 ///     head_dim          queries    keys    stages    registers of a lane that computes, and of one that loads
 ///        64               192       128       2          160      32
-///        64, kSmall       128       128       2          240      24
 ///       128               128       128       2          240      24
 ///       256               128        80       2          240      24
 ///       256, kSmall       128        64       2          240      24
 ///
-/// \tparam kSmall_ fewer queries or keys, for step 4, where whole tiles of the other shape would be empty to a good
-/// part
+/// \tparam kSmall_ fewer keys, for step 4, where whole tiles of the other shape would be empty to a good part
 template <class T_, int kHeadDim_, bool kSmall_ = false>
 struct SpecializedTile {
   using T = T_;  ///< fp16 or bf16
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kSmall = kSmall_;
-  static constexpr int kConsumers = kHeadDim == 64 && !kSmall ? 3 : 2;
+  static_assert(!kSmall || kHeadDim == 256, "only head_dim 256 has a second shape");
+  static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
   static constexpr int kThreads = (1 + kConsumers) * kernel::kWarpgroupThreads;
   static constexpr int kBr = kConsumers * kernel::kWarpgroupRows;
   static constexpr int kBc = kHeadDim == 256 ? (kSmall ? 64 : 80) : 128;
@@ -95,52 +90,6 @@ Maps make_maps(const ForwardArgs<T>& a, int query_rows = Tile::kBr) {
           kernel::row_map(a.k_gmem, a.k_strides, a.batch, a.seqlen_kv, a.heads_kv, a.head_dim, Tile::kBc),
           kernel::row_map(a.v_gmem, a.v_strides, a.batch, a.seqlen_kv, a.heads_kv, a.head_dim, Tile::kBc),
           kernel::row_map(a.o_gmem, a.o_strides, a.batch, a.seqlen_q, a.heads_q, a.head_dim, kernel::kWarpgroupRows)};
-}
-
-/// Br rows of one head, and the tiles of keys that some of them see.
-template <class Tile>
-struct Work {
-  int batch, head, head_kv, first_query;
-  KeyRange visited, unmasked;  ///< whole tiles, and the keys that every row sees
-
-  static __device__ Work none() { return {-1, 0, 0, 0, {}, {}}; }
-  /// The same for the whole warp, as the compiler is to know.
-  __device__ Work uniform() const {
-    using gpu::warp_uniform;
-    return {warp_uniform(batch),
-            warp_uniform(head),
-            warp_uniform(head_kv),
-            warp_uniform(first_query),
-            {warp_uniform(visited.begin), warp_uniform(visited.end)},
-            {warp_uniform(unmasked.begin), warp_uniform(unmasked.end)}};
-  }
-  __device__ bool is_none() const { return batch < 0; }
-  __device__ int tiles() const { return tiles_of(visited.end - visited.begin, Tile::kBc); }
-  /// The last tile comes first: a causal mask cuts it, and the others follow without one.
-  __device__ int first_key(int step) const { return visited.begin + (tiles() - 1 - step) * Tile::kBc; }
-  __device__ bool needs_mask(int first_key) const {
-    return first_key < unmasked.begin || first_key + Tile::kBc > unmasked.end;
-  }
-};
-
-/// \param head_index of batch · heads_q \param query_tile from the first one on
-template <class Tile>
-__device__ Work<Tile> make_work(const ForwardArgs<typename Tile::T>& args, int head_index, int query_tile) {
-  const int head = head_index % args.heads_q, first_query = query_tile * Tile::kBr;
-  const int rows = min(Tile::kBr, args.seqlen_q - first_query);
-  return {head_index / args.heads_q,
-          head,
-          args.kv_head(head),
-          first_query,
-          kernel::visited_keys(args.mask, first_query, rows, args.seqlen_q, args.seqlen_kv, Tile::kBc),
-          attention::keys_of_all(args.mask, first_query, first_query + rows - 1, args.seqlen_q, args.seqlen_kv)};
-}
-
-/// A block's work where each has one.
-template <class Tile>
-__device__ Work<Tile> work_of_block(const ForwardArgs<typename Tile::T>& args, int query_tiles) {
-  const kernel::QueryTile tile = kernel::query_tile_of_block(args, query_tiles);
-  return make_work<Tile>(args, tile.batch * args.heads_q + tile.head, tile.index);
 }
 
 /// The barriers of the places for K and V; mbarrier_init_fence() is to follow.

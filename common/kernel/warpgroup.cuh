@@ -88,6 +88,19 @@ __device__ void mask_by_bits(float (&s_reg)[kKeyTiles][4], const Args& args, int
   }
 }
 
+/// The largest of a lane's scores in each of its two rows.
+template <int kKeyTiles>
+__device__ void largest_scores(const float (&s_reg)[kKeyTiles][4], float (&largest)[2]) {
+  // Four comparisons go side by side: each has to wait for the one before it.
+  float of_column[4] = {s_reg[0][0], s_reg[0][1], s_reg[0][2], s_reg[0][3]};
+#pragma unroll
+  for (int n = 1; n < kKeyTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) of_column[e] = fmaxf(of_column[e], s_reg[n][e]);
+  largest[0] = fmaxf(of_column[0], of_column[1]);
+  largest[1] = fmaxf(of_column[2], of_column[3]);
+}
+
 /// The softmax's first part, up to the exponentials: the largest scores.
 ///
 /// \param m the largest score so far of the lane's two rows, not scaled
@@ -97,20 +110,45 @@ __device__ void mask_by_bits(float (&s_reg)[kKeyTiles][4], const Args& args, int
 template <int kKeyTiles>
 __device__ void find_maxima(const float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[2], float (&rescale)[2],
                             float (&shift)[2], const FoldedScale& scale) {
-  // The two rows go side by side, so that one is compared while the other waits.
-  float largest[2] = {m[0], m[1]};
-#pragma unroll
-  for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], s_reg[n][e]);
+  float largest[2];
+  largest_scores(s_reg, largest);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    largest[half] = max_of_row(largest[half]);
+    largest[half] = fmaxf(m[half], max_of_row(largest[half]));
     shift[half] = largest[half] == -INFINITY ? 0.0f : largest[half] * scale.factor_log2;
     rescale[half] = gpu::exp2_approximate(m[half] * scale.factor_log2 - shift[half]);
     m[half] = largest[half];
     l[half] *= rescale[half];
   }
+}
+
+/// How far a score may exceed the m that is subtracted from it, in powers of two, before m moves. P then stays below
+/// 2⁸, and its sum and O below 2⁸ times theirs: fp32 and the operands' 16 bits have room for that.
+inline constexpr float kLargestExponent = 8;
+
+/// find_maxima, lazily (chapter 08, step 3): m moves only when a score of the warp's rows exceeds it by more than
+/// 2^kLargestExponent. \return whether it did: `rescale` is set only then.
+template <int kKeyTiles>
+__device__ bool find_maxima_lazily(const float (&s_reg)[kKeyTiles][4], float (&m)[2], float (&l)[2],
+                                   float (&rescale)[2], float (&shift)[2], const FoldedScale& scale) {
+  float largest[2];
+  largest_scores(s_reg, largest);
+  const bool grows = (largest[0] - m[0]) * scale.factor_log2 > kLargestExponent ||
+                     (largest[1] - m[1]) * scale.factor_log2 > kLargestExponent;
+  const bool moves = __any_sync(gpu::kFullWarp, grows);
+  if (moves) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float before = m[half];
+      m[half] = fmaxf(before, max_of_row(largest[half]));
+      const float minus = m[half] == -INFINITY ? 0.0f : m[half];
+      rescale[half] = gpu::exp2_approximate((before - minus) * scale.factor_log2);
+      l[half] *= rescale[half];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) shift[half] = m[half] == -INFINITY ? 0.0f : m[half] * scale.factor_log2;
+  return moves;
 }
 
 /// The softmax's second part, for tiles of eight keys kFirst … kEnd − 1: P over S, unrounded, and its sum.

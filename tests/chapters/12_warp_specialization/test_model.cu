@@ -85,6 +85,21 @@ __global__ void list_works(attention::ForwardArgs<typename Tile::T> args, warp_s
   put(of_schedule, scheduled);
 }
 
+/// What each warpgroup's rows of a work see, a work a block: the work's tiles and their first key, then of each
+/// warpgroup the steps in which it computes, and the keys that need no mask.
+template <class Tile>
+__global__ void list_seen(attention::ForwardArgs<typename Tile::T> args, int* list) {
+  if (threadIdx.x != 0) return;
+  const auto work = warp_specialization::make_work<Tile>(args, 0, static_cast<int>(blockIdx.x));
+  int* of_work = list + blockIdx.x * (2 + 4 * Tile::kConsumers);
+  *of_work++ = work.tiles();
+  *of_work++ = work.visited.begin;
+  for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
+    const warp_specialization::Seen own = work.seen_by_rows(args, work.first_query + 64 * consumer);
+    for (const int number : {own.begin, own.end, own.unmasked.begin, own.unmasked.end}) *of_work++ = number;
+  }
+}
+
 }  // namespace
 
 TEST_CASE("registers by hand") {
@@ -118,7 +133,6 @@ TEST_CASE("the kernels' registers add up") {
     CHECK(warp_specialization::accumulator_registers(Tile::kHeadDim, Tile::kBc) < b.consumer_registers);
   };
   check(SpecializedTile<gpu::bf16, 64>());
-  check(SpecializedTile<gpu::bf16, 64, true>());
   check(SpecializedTile<gpu::bf16, 128>());
   check(SpecializedTile<gpu::bf16, 256>());
   check(SpecializedTile<gpu::bf16, 256, true>());
@@ -280,11 +294,11 @@ TEST_CASE("the works on paper are those of the kernels") {
     args.batch = p.batch, args.heads_q = p.heads_q, args.heads_kv = p.heads_kv;
     args.seqlen_q = p.seqlen_q, args.seqlen_kv = p.seqlen_kv, args.head_dim = p.head_dim, args.mask = p.mask;
     auto schedule = warp_specialization::Schedule::of<Tile>(args, nullptr);
-    if (!even) schedule.section = 5;  // which leaves two heads for the last one
+    if (!even) schedule.sections.section = 5;  // which leaves two heads for the last one
     const auto count = static_cast<std::size_t>(schedule.works);
     CHECK(count == std::size_t(12 * ((500 + Tile::kBr - 1) / Tile::kBr)));
     gpu::DeviceBuffer<int> of_blocks(3 * count), of_schedule(3 * count);
-    gpu::launch(list_works<Tile>, {.grid = schedule.works, .block = 32}, args, schedule, schedule.query_tiles,
+    gpu::launch(list_works<Tile>, {.grid = schedule.works, .block = 32}, args, schedule, schedule.sections.tiles,
                 of_blocks.data(), of_schedule.data());
     const auto same = [&](const gpu::DeviceBuffer<int>& listed, int section) {
       const std::vector<int> numbers = listed.download();
@@ -298,7 +312,7 @@ TEST_CASE("the works on paper are those of the kernels") {
     same(of_blocks, even ? 1 : p.batch * p.heads_q);
     same(of_schedule, even ? 1 : 5);
   };
-  check(SpecializedTile<gpu::bf16, 64, true>());
+  check(SpecializedTile<gpu::bf16, 64>());
   check(SpecializedTile<gpu::bf16, 128>());
   check(SpecializedTile<gpu::bf16, 256>());
 }
@@ -312,74 +326,121 @@ TEST_CASE("scores that tiles compute, pair by pair") {
           const Problem p = problem(ElementType::bf16, 1, 1, seqlen_q, seqlen_kv, Tile::kHeadDim, mask);
           INFO(p.describe() << ", " << Tile::kBr << " x " << Tile::kBc);
           int tiles = 0;
-          for (int first = 0; first < seqlen_q; first += Tile::kBr) {
-            tiles += tiles_by_pairs(p, first, Tile::kBr, Tile::kBc);
-          }
-          CHECK(warp_specialization::computed_scores<Tile>(mask, seqlen_q, seqlen_kv) == tiles * Tile::kBr * Tile::kBc);
+          for (int first = 0; first < seqlen_q; first += 64) tiles += tiles_by_pairs(p, first, 64, Tile::kBc);
+          CHECK(warp_specialization::computed_scores<Tile>(mask, seqlen_q, seqlen_kv) == tiles * 64 * Tile::kBc);
         }
       }
     }
   };
   check(SpecializedTile<gpu::bf16, 64>());
-  check(SpecializedTile<gpu::bf16, 64, true>());
   check(SpecializedTile<gpu::bf16, 256>());
   check(SpecializedTile<gpu::bf16, 256, true>());
 }
 
+TEST_CASE("what 64 rows of a work see, pair by pair") {
+  int leading = 0, trailing = 0, idle = 0, nothing = 0;  // tiles passed over before and behind, and warpgroups
+  const auto check = [&](auto tile) {
+    using Tile = decltype(tile);
+    for (const Mask mask : {Mask::none(), Mask::causal(), Mask::window(40, 0), Mask::window(9, 70),
+                            Mask::window(150, 0), Mask::window(0, attention::kUnlimited)}) {
+      for (const int seqlen_q : {1, 128, 257, 500}) {
+        for (const int seqlen_kv : {0, 30, 300, 517}) {
+          const Problem p = problem(ElementType::bf16, 1, 1, seqlen_q, seqlen_kv, Tile::kHeadDim, mask);
+          INFO(p.describe() << ", " << Tile::kBr << " x " << Tile::kBc);
+          attention::ForwardArgs<gpu::bf16> args{};
+          args.batch = args.heads_q = args.heads_kv = 1, args.head_dim = p.head_dim, args.mask = mask;
+          args.seqlen_q = seqlen_q, args.seqlen_kv = seqlen_kv;
+          const int works = (seqlen_q + Tile::kBr - 1) / Tile::kBr;
+          constexpr std::size_t kOfWork = 2 + 4 * Tile::kConsumers;
+          gpu::DeviceBuffer<int> seen(kOfWork * static_cast<std::size_t>(works));
+          gpu::launch(list_seen<Tile>, {.grid = works, .block = 32}, args, seen.data());
+          const std::vector<int> numbers = seen.download();
+          for (int work = 0; work < works; ++work) {
+            const int* const of_work = &numbers[kOfWork * static_cast<std::size_t>(work)];
+            const int tiles = of_work[0], first_visited = of_work[1];
+            for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
+              const int* const own = of_work + 2 + 4 * consumer;
+              const int first = work * Tile::kBr + 64 * consumer, end = std::min(first + 64, seqlen_q);
+              CAPTURE(work, consumer, own[0], own[1], own[2], own[3]);
+              CHECK((0 <= own[0] && own[0] <= own[1] && own[1] <= tiles));
+              int wrong = 0, seen_tiles = 0;
+              for (int step = 0; step < tiles; ++step) {
+                // The last tile comes first.
+                const int first_key = first_visited + (tiles - 1 - step) * Tile::kBc;
+                bool any = false, all = true;
+                for (int i = first; i < end; ++i) {
+                  const attention::KeyRange keys = attention::visible_keys(mask, i, seqlen_q, seqlen_kv);
+                  any = any || std::max(keys.begin, first_key) < std::min(keys.end, first_key + Tile::kBc);
+                  all = all && keys.begin <= first_key && keys.end >= first_key + Tile::kBc;
+                }
+                const bool computed = step >= own[0] && step < own[1];
+                wrong += computed != any;
+                if (computed) wrong += all != (own[2] <= first_key && own[3] >= first_key + Tile::kBc);
+                seen_tiles += any;
+              }
+              CHECK(wrong == 0);
+              if (seen_tiles > 0) leading += own[0], trailing += tiles - own[1];
+              if (seen_tiles == 0 && tiles > 0) ++(first >= seqlen_q ? idle : nothing);
+            }
+          }
+        }
+      }
+    }
+  };
+  check(SpecializedTile<gpu::bf16, 64>());
+  check(SpecializedTile<gpu::bf16, 128>());
+  check(SpecializedTile<gpu::bf16, 256>());
+  check(SpecializedTile<gpu::bf16, 256, true>());
+  for (const int count : {leading, trailing, idle, nothing}) CHECK(count >= 10);
+}
+
 TEST_CASE("who gets small tiles, by hand") {
-  // Tiles of a head, in small ones and in large ones, and what is taken. At head_dim 64 a small one has 2/3 of the
-  // scores of a large one, at 256 4/5: the first has to be below 1.23 times as many, and below 1.2125.
+  // Tiles of 64 rows, in small ones and in large ones, at head_dim 256. A small one has 4/5 of the scores of a large
+  // one: there have to be fewer than 1.2125 times as many.
   struct Row {
-    int head_dim;
     Mask mask;
     int seqlen_q, seqlen_kv, small_tiles, large_tiles;
     bool small;
   };
   const Row rows[] = {
-      {64, Mask::causal(), 512, 512, 1 + 2 + 3 + 4, 2 + 3 + 4, true},
-      {64, Mask::causal(), 1024, 1024, 36, 2 + 3 + 5 + 6 + 8 + 8, true},
-      {64, Mask::causal(), 1536, 1536, 78, 56, false},
-      {64, Mask::causal(), 2048, 2048, 136, 101, false},
-      {64, Mask::causal(), 8192, 8192, 2080, 1429, false},
-      {64, Mask::none(), 512, 512, 4 * 4, 3 * 4, false},
-      {64, Mask::none(), 8192, 8192, 64 * 64, 43 * 64, false},
-      {64, Mask::none(), 128, 1000, 8, 8, true},       // the third warpgroup would have nothing
-      {64, Mask::none(), 129, 1000, 2 * 8, 8, false},  // the second tile would have one row
-      {64, Mask::causal(), 200, 3, 1, 1, true},        // rows 197 to 199 alone see a key
-      {64, Mask::causal(), 257, 3, 2, 1, false},       // rows 254 to 256 do
-      {64, Mask::none(), 0, 512, 0, 0, false},
-      {64, Mask::none(), 512, 0, 0, 0, false},
-      {256, Mask::causal(), 512, 512, 2 + 4 + 6 + 8, 2 + 4 + 5 + 7, true},
-      {256, Mask::causal(), 1024, 1024, 72, 18 + 8 + 10 + 12 + 13, true},
-      {256, Mask::causal(), 2048, 2048, 272, 224, false},  // 1.214 times as many
-      {256, Mask::causal(), 4096, 4096, 1056, 858, false},
-      {256, Mask::none(), 512, 512, 4 * 8, 4 * 7, true},
-      {256, Mask::none(), 1024, 1024, 8 * 16, 8 * 13, false},
-      {256, Mask::none(), 128, 64, 1, 1, true},
-      {256, Mask::none(), 128, 80, 2, 1, false},
-      {256, Mask::causal(), 0, 0, 0, 0, false},
-      {256, Mask::causal(), 512, 0, 0, 0, false},
+      // 64 k keys are k tiles of 64, and 4 k / 5 of 80, rounded up: 14 for k = 1 to 5, 20 more for each five that
+      // follow.
+      {Mask::causal(), 512, 512, 36, 1 + 2 + 3 + 4 + 4 + 5 + 6 + 7, true},
+      {Mask::causal(), 1024, 1024, 136, 14 + 34 + 54 + 13, true},
+      {Mask::causal(), 2048, 2048, 528, 6 * 14 + 15 * 20 + 25 + 26, false},  // 1.214 times as many
+      {Mask::causal(), 4096, 4096, 2080, 12 * 14 + 66 * 20 + 49 + 50 + 51 + 52, false},
+      {Mask::none(), 512, 512, 8 * 8, 8 * 7, true},
+      {Mask::none(), 1024, 1024, 16 * 16, 16 * 13, false},
+      {Mask::none(), 128, 64, 2, 2, true},
+      {Mask::none(), 128, 80, 4, 2, false},
+      {Mask::none(), 64, 400, 7, 5, false},  // the second warpgroup computes nothing
+      // Rows 64 i to 64 i + 63 see the keys from 64 i − 63 on: two tiles of 64, but for the first; of 80 two or three.
+      {Mask::window(63, 0), 512, 512, 1 + 7 * 2, 1 + 2 + 3 + 3 + 2 + 2 + 2 + 3, true},
+      {Mask::causal(), 200, 3, 1, 1, true},  // rows 197 to 199 alone see a key, which are in the fourth 64
+      {Mask::causal(), 257, 3, 2, 2, true},  // rows 254 to 256 do: in the fourth and the fifth
+      {Mask::causal(), 0, 0, 0, 0, false},
+      {Mask::causal(), 512, 0, 0, 0, false},
   };
-  const auto check = [](auto small, auto large, const Row& row) {
-    using Small = decltype(small);
-    using Large = decltype(large);
-    CHECK(warp_specialization::computed_scores<Small>(row.mask, row.seqlen_q, row.seqlen_kv) ==
-          std::int64_t{row.small_tiles} * Small::kBr * Small::kBc);
-    CHECK(warp_specialization::computed_scores<Large>(row.mask, row.seqlen_q, row.seqlen_kv) ==
-          std::int64_t{row.large_tiles} * Large::kBr * Large::kBc);
-    CHECK(warp_specialization::takes_small_tiles<Large::kHeadDim>(row.mask, row.seqlen_q, row.seqlen_kv) == row.small);
-    warp_specialization::with_tile<gpu::fp16, Large::kHeadDim>(
-        row.mask, row.seqlen_q, row.seqlen_kv, [&]<class Tile>(Tile) {
-          CHECK(Tile::kSmall == row.small);
-          CHECK(Tile::kBr * Tile::kBc == (row.small ? Small::kBr * Small::kBc : Large::kBr * Large::kBc));
-        });
-  };
+  using Small = SpecializedTile<gpu::bf16, 256, true>;
+  using Large = SpecializedTile<gpu::bf16, 256>;
   for (const Row& row : rows) {
-    INFO("head_dim " << row.head_dim << ", " << row.mask.name() << ", " << row.seqlen_q << " x " << row.seqlen_kv);
-    if (row.head_dim == 64) check(SpecializedTile<gpu::bf16, 64, true>(), SpecializedTile<gpu::bf16, 64>(), row);
-    if (row.head_dim == 256) check(SpecializedTile<gpu::bf16, 256, true>(), SpecializedTile<gpu::bf16, 256>(), row);
+    INFO(row.mask.name() << ", " << row.seqlen_q << " x " << row.seqlen_kv);
+    CHECK(warp_specialization::computed_scores<Small>(row.mask, row.seqlen_q, row.seqlen_kv) ==
+          row.small_tiles * 64 * 64);
+    CHECK(warp_specialization::computed_scores<Large>(row.mask, row.seqlen_q, row.seqlen_kv) ==
+          row.large_tiles * 64 * 80);
+    CHECK(warp_specialization::takes_small_tiles<256>(row.mask, row.seqlen_q, row.seqlen_kv) == row.small);
+    warp_specialization::with_tile<gpu::fp16, 256>(row.mask, row.seqlen_q, row.seqlen_kv, [&]<class Tile>(Tile) {
+      CHECK(Tile::kSmall == row.small);
+      CHECK(Tile::kBc == (row.small ? 64 : 80));
+    });
+    CHECK(!warp_specialization::takes_small_tiles<64>(row.mask, row.seqlen_q, row.seqlen_kv));
     CHECK(!warp_specialization::takes_small_tiles<128>(row.mask, row.seqlen_q, row.seqlen_kv));
   }
+  // At head_dim 64 there is one shape, and what its warpgroups pass over is not computed: of a causal mask's 512 x 512
+  // 1 + 1 + 2 + 2 + 3 + 3 + 4 + 4 tiles of 64 rows.
+  CHECK(warp_specialization::computed_scores<SpecializedTile<gpu::bf16, 64>>(Mask::causal(), 512, 512) ==
+        20 * 64 * 128);
 }
 
 TEST_CASE("when blocks are done, by hand") {

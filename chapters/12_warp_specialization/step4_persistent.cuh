@@ -142,24 +142,32 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         for (; step < own.end && !is_general(step); ++step) add_tile(step, std::false_type());
       }
       if (Shared::kOwnO) gpu::mbarrier_arrive(shared.q_empty[consumer]);  // Q has been read, and the work
+      float inverse[2];
+      const auto normalize = [&] {
+        kernel::normalize_rows(inverse, m, l, args, work.batch, work.head, first_query, row, gpu::lane());
+      };
       if (own.begin < own.end) {
         gpu::mbarrier_wait(shared.v_full[at.stage], at.parity);
         turns.wait();
         kernel::start_output(o_reg, p_reg, shared.v[at.stage]);
         turns.pass_on();
+        normalize();
         gpu::wgmma_wait<0>();
         gpu::keep(o_reg);
         if (lane == 0) gpu::mbarrier_arrive(shared.v_empty[at.stage]);
         at.advance();
-      } else if (tiles > 0) {
-        turns.wait();
-        turns.pass_on();
+      } else {
+        normalize();
+        if (tiles > 0) {
+          turns.wait();
+          turns.pass_on();
+        }
       }
       for (int step = own.end; step < tiles; ++step) pass_over();
 
       if (leads) gpu::tma_store_wait_read<0>();  // O of the work before has left
       gpu::named_barrier_sync(own_barrier, kernel::kWarpgroupThreads);
-      kernel::put_rows(shared.o(consumer), o_reg, m, l, args, work.batch, work.head, first_query, row, gpu::lane());
+      kernel::put_output(shared.o(consumer), o_reg, inverse, row, gpu::lane());
       gpu::async_proxy_fence();
       gpu::named_barrier_sync(own_barrier, kernel::kWarpgroupThreads);
       if (leads) {

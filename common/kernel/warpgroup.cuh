@@ -15,10 +15,12 @@
 #include <cstdint>
 
 #include "common/gpu/numeric.cuh"
+#include "common/gpu/tensor_core.cuh"
 #include "common/gpu/wgmma.cuh"
 #include "common/kernel/folded_scale.cuh"
 #include "common/kernel/fragments.cuh"
 #include "common/kernel/panel_tile.cuh"
+#include "common/kernel/row_fragments.cuh"
 
 namespace kernel {
 
@@ -187,6 +189,44 @@ template <class T, int kKeySteps>
 __device__ void pack(std::uint32_t (&p_reg)[kKeySteps][4], const float (&p)[2 * kKeySteps][4]) {
 #pragma unroll
   for (int i = 0; i < kKeySteps; ++i) pack_a<T>(p_reg[i], p[2 * i], p[2 * i + 1]);
+}
+
+/// 1 / ℓ of the lane's two rows; 0 where nothing was seen. Stores their LSE in device memory. It can be done before the
+/// last O += P V is.
+///
+/// \param m,l of the lane's two rows: the number that was subtracted from the scores (not scaled), and the lane's part
+/// of the sum of P
+/// \param first_row the warp's first row, which is query first_query + first_row
+template <class Args>
+__device__ void normalize_rows(float (&inverse)[2], const float (&m)[2], const float (&l)[2], const Args& args,
+                               int batch, int head, int first_query, int first_row, int lane) {
+  const float sums[2] = {sum_of_row(l[0]), sum_of_row(l[1])};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = first_query + first_row + fragment_row(half, lane);
+    inverse[half] = sums[half] == 0 ? 0.0f : 1 / sums[half];
+    if (lane % 4 == 0 && query < args.seqlen_q) {
+      *args.lse_entry(batch, query, head) = log_sum_exp({m[half] * fabsf(args.softmax_scale), sums[half]});
+    }
+  }
+}
+
+/// A warp's 16 rows of O into shared memory, each times its factor and rounded: whole chunks of 16 bytes (stmatrix).
+///
+/// \param o_smem a tile that nobody else uses; the rows lie from `first_row` on
+template <class RowsTile, int kColumnTiles>
+__device__ void put_output(RowsTile& o_smem, const float (&o_reg)[kColumnTiles][4], const float (&factor)[2],
+                           int first_row, int lane) {
+  const int offset = RowsTile::offset(first_row + lane % 16, lane / 16);
+#pragma unroll
+  for (int c = 0; c < kColumnTiles; c += 2) {
+    float scaled[2][4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) scaled[e / 4][e % 4] = o_reg[c + e / 4][e % 4] * factor[e / 2 % 2];
+    std::uint32_t chunks[4];
+    pack_a<typename RowsTile::T>(chunks, scaled[0], scaled[1]);
+    gpu::store_matrices<4>(o_smem.at(c / 8 * RowsTile::kPanel + (offset ^ (kChunkElements * (c % 8)))), chunks);
+  }
 }
 
 }  // namespace kernel

@@ -8,7 +8,7 @@
 ///   - O has a place of its own where there is room (head_dim 64 and 128): with O in Q's place the next Q has to wait.
 ///   - It passes over tiles of which its own 64 rows see nothing, though others of the block do.
 ///   - O is rescaled only when a maximum has grown by more than 2⁸, as in chapter 08.
-///   - schedule.cuh says in which order, and with which of two shapes of tiles.
+///   - schedule.cuh says in which order, and at head_dim 256 with which of two shapes of tiles.
 ///   - Shared memory: 2 · head_dim · (2 · Br + 4 · Bc) bytes: 192 KB at head_dim 128. At 256 Br counts once.
 ///   - Per tile: as in step 3.
 ///

@@ -685,6 +685,11 @@ def pass_markdown(cells, chapter, stale):
     )
 
 
+def cudnn_version(number):
+    """91900 is 9.19.0."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else "-"
+
+
 def chapter_markdown(results, chapter, present):
     out = []
     for result in results:
@@ -695,7 +700,7 @@ def chapter_markdown(results, chapter, present):
         commit, dash, dirty = result["commit"].partition("-")
         text = (
             f"{machine['name']}, driver {machine['driver']}, CUDA {machine['cuda']}; PyTorch {torch['version']}, cuDNN "
-            f"{torch['cudnn']}; measured on {result['date']}, commit `{commit[:12]}{dash}{dirty}`. "
+            f"{cudnn_version(torch['cudnn'])}; measured on {result['date']}, commit `{commit[:12]}{dash}{dirty}`. "
             f"batch × N = {TOKENS}, heads × head_dim = {WIDTH}.\n"
         )
         for direction in ("forward", "backward"):

@@ -106,7 +106,7 @@ class Book(unittest.TestCase):
         self.tables()
         text = self.readme.read_text()
         self.assertTrue(
-            text.startswith("# Eight\n<!-- peers:08 -->\n\nA GPU, driver 1.2, CUDA 13.0; PyTorch 2.11, cuDNN 91900;")
+            text.startswith("# Eight\n<!-- peers:08 -->\n\nA GPU, driver 1.2, CUDA 13.0; PyTorch 2.11, cuDNN 9.19.0;")
         )
         self.assertTrue(text.endswith("\n\n<!-- /peers -->\nend\n"))
         self.assertIn("commit `0123456789ab-dirty`", text)

@@ -23,18 +23,21 @@ constexpr std::size_t kMostSharedMemory = 232448;
 
 /// Reads all of `text` as a number in [low, high]. std::from_chars takes no blanks, no "+", no "0x" and no octal, so
 /// what passes means to the user what it means to us.
+///
+/// \param besides what else the option takes, for the sentence
 template <class T>
-T parse_whole(const std::string& option, const std::string& text, T low, T high) {
+T parse_whole(const std::string& option, const std::string& text, T low, T high, const char* besides = "") {
   T value{};
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   const bool digits =
       !text.empty() && text.find_first_not_of("0123456789", text[0] == '-') == std::string::npos && text != "-";
   if (!digits) {
-    throw BadArgument(fmt::format("{} '{}' is not a whole number; allowed: {} to {}", option, text, low, high));
+    throw BadArgument(
+        fmt::format("{} '{}' is not a whole number; allowed: {} to {}{}", option, text, low, high, besides));
   }
   if (error != std::errc{} || stop != end || value < low || value > high) {
-    throw BadArgument(fmt::format("{} {} is out of range; allowed: {} to {}", option, text, low, high));
+    throw BadArgument(fmt::format("{} {} is out of range; allowed: {} to {}{}", option, text, low, high, besides));
   }
   return value;
 }
@@ -51,7 +54,7 @@ float parse_scale(const std::string& text) {
 
 int parse_window_side(const std::string& text) {
   if (text == "inf") return attention::kUnlimited;
-  return parse_whole<int>("--window", text, 0, attention::kMaxSeqlen);
+  return parse_whole<int>("--window", text, 0, attention::kMaxSeqlen, ", or inf");
 }
 
 /// `--window L[,R]` and `--causal` together make one mask.
@@ -186,6 +189,11 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Chapter&
   } catch (const CLI::ArgumentMismatch& mismatch) {
     const std::string text = mismatch.what();
     throw BadArgument(fmt::format("{} takes one value, once; allowed: as --help says", text.substr(0, text.find(':'))));
+  } catch (const CLI::ConversionError& error) {
+    // A flag that was given a value: the others are read here, and not by the parser.
+    const std::string text = error.what(), option = text.substr(std::min(text.size(), text.find("--")));
+    throw BadArgument(
+        fmt::format("{} is a flag; allowed: it alone, without a value", option.substr(0, option.find(' '))));
   } catch (const CLI::ParseError& error) {
     throw BadArgument(fmt::format("{}; allowed: as --help says", error.what()));
   }

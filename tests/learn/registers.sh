@@ -46,6 +46,12 @@ lines $overlap 0 >"$folder/log"
 expect 0 'warp_specialization::overlap_kernel'
 lines $overlap 4 >"$folder/log"
 expect 1 'spills 4 bytes'
+# Nor has chapter 09 one.
+finish=_ZN20tensor_core_backward13finish_kernelI6__halfLi64EEEvv
+lines $finish 0 >"$folder/log"
+expect 0 'tensor_core_backward::finish_kernel<fp16, 64>'
+lines $finish 4 >"$folder/log"
+expect 1 'spills 4 bytes'
 
 serialised='ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized in the function'
 { lines $lazy 0 && echo "$serialised '_ZN5wgmma7productILi1EEEvPf'"; } >"$folder/log"

@@ -114,7 +114,8 @@ TEST_CASE("Windows that are none are refused", "[stage]") {
   check_refused({"--window", ",3"}, "--window '' is not a whole number");
   check_refused({"--window", "3,4,5"}, "--window '4,5' is not a whole number");
   check_refused({"--window", "3,-1"}, "--window -1 is out of range");
-  check_refused({"--window", "infinite"}, "--window 'infinite' is not a whole number");
+  check_refused({"--window", "infinite"},
+                "--window 'infinite' is not a whole number; allowed: 0 to 1073741823, or inf");
   check_refused({"--causal", "--window", "3,1"}, "--causal rules out; allowed: --window L or L,0");
 }
 
@@ -152,7 +153,7 @@ TEST_CASE("A missing or second value is refused", "[stage]") {
   CHECK(missing.code == 2);
   CHECK(missing.err == "testing: --batch takes one value, once; allowed: as --help says\n");
   check_refused({"--batch", "1", "--batch", "2"}, "--batch takes one value, once; allowed: ");
-  check_refused({"--causal=maybe"}, "--causal");
+  check_refused({"--causal=maybe"}, "--causal is a flag; allowed: it alone, without a value");
   check_refused({"--json", "elsewhere"}, "--json takes one value, once");
 }
 

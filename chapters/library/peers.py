@@ -211,6 +211,18 @@ def forward_contenders(torch, library, cell, device, skipped):
     return made
 
 
+def launch_first(torch, library, kernels, cell, device, results, copy):
+    """Launches the first of the kernels that takes the problem on this GPU."""
+    refusals = []
+    for kernel in kernels:
+        try:
+            book_contender(torch, library, kernel, cell, device, results).launch(copy)
+            return
+        except book.Refused as refused:
+            refusals.append(str(refused))
+    raise book.Failed(f"no forward takes {cell.describe('forward')}: {'; '.join(refusals)}")
+
+
 def backward_contenders(torch, library, cell, device, skipped):
     """The kernels that have one in this element type. O and LSE come from the library's last forward."""
     backward = [k for k in library.kernels if k.direction == "backward" and cell.element in k.elements]
@@ -222,7 +234,7 @@ def backward_contenders(torch, library, cell, device, skipped):
             "o": torch.empty_like(dout),
             "lse": torch.empty((cell.batch, cell.heads, cell.seqlen), device=device),
         }
-        book_contender(torch, library, forward[-1], cell, device, results).launch(copy)
+        launch_first(torch, library, forward[::-1], cell, device, results, copy)
         given.append({**results, "dout": dout})
     library.synchronize()
     made = []
@@ -354,8 +366,9 @@ def time_in_rounds(torch, timer, cell, contenders, rounds, skipped):
     chance = random.Random(cell.seed)
     fastest = min(least.values(), default=math.inf)
     for i in range(rounds):
-        taking_part = [c for c in contenders if i < SLOW_ROUNDS or least.get(c, 0) <= SLOW * fastest]
-        drawn = chance.sample(taking_part, len(taking_part))
+        # Of all: who takes part depends on times, and the order must not.
+        drawn = chance.sample(contenders, len(contenders))
+        drawn = [c for c in drawn if i < SLOW_ROUNDS or least.get(c, 0) <= SLOW * fastest]
         order = drawn + drawn[::-1]
         for contender, seconds in zip(order, timer.queue([launch(c) for c in order])):
             contender.samples.append(seconds)
@@ -687,7 +700,10 @@ def pass_markdown(cells, chapter, stale):
 
 def cudnn_version(number):
     """91900 is 9.19.0."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else "-"
+    if not number:
+        return "-"
+    major = 10000 if number >= 90000 else 1000  # 8907 is 8.9.7
+    return f"{number // major}.{number % major // 100}.{number % 100}"
 
 
 def chapter_markdown(results, chapter, present):

@@ -34,7 +34,7 @@ void keep_freed_memory() {
 }
 
 double host_memory_available() {
-#ifdef __GLIBC__
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
   const auto kept = static_cast<double>(mallinfo2().fordblks);
 #else
   const double kept = 0;

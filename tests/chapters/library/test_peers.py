@@ -243,6 +243,32 @@ class Rounds(unittest.TestCase):
         self.assertNotEqual(self.launched(seed=1)[0], self.launched(seed=2)[0])
 
 
+class FirstForward(unittest.TestCase):
+    """Who makes O and LSE for a backward."""
+
+    def launched(self, *refusing):
+        log = []
+
+        def contender(torch, library, kernel, *rest):
+            if kernel.name in refusing:
+                raise peers.book.Refused(f"{kernel.name} needs Hopper")
+            return types.SimpleNamespace(launch=lambda copy: log.append((kernel.name, copy)))
+
+        kernels = [types.SimpleNamespace(name=name) for name in "ABC"]
+        cell = types.SimpleNamespace(describe=lambda direction: "a cell")
+        with unittest.mock.patch.object(peers, "book_contender", contender):
+            peers.launch_first(None, None, kernels, cell, None, {}, 3)
+        return log
+
+    def test_the_first_that_takes_the_problem(self):
+        self.assertEqual(self.launched(), [("A", 3)])
+        self.assertEqual(self.launched("A", "B"), [("C", 3)])
+
+    def test_nobody(self):
+        with self.assertRaisesRegex(peers.book.Failed, "no forward takes a cell: A needs Hopper; B needs Hopper; C"):
+            self.launched("A", "B", "C")
+
+
 class Stopped(unittest.TestCase):
     """A rehearsal without PyTorch and kernels: what measure does around the cells."""
 

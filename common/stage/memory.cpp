@@ -24,6 +24,16 @@ double elements_of(const attention::Problem& p, Pass pass) {
   return forward + static_cast<double>(p.elements_dout()) + gradient_elements(p);
 }
 
+/// Bytes that were freed and have stayed with the process.
+double kept_in_heap() {
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
+  return static_cast<double>(mallinfo2().fordblks);
+#endif
+#endif
+  return 0;
+}
+
 }  // namespace
 
 void keep_freed_memory() {
@@ -34,17 +44,12 @@ void keep_freed_memory() {
 }
 
 double host_memory_available() {
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
-  const auto kept = static_cast<double>(mallinfo2().fordblks);
-#else
-  const double kept = 0;
-#endif
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
   double kibibytes = 0;
   while (meminfo >> key >> kibibytes) {
     std::getline(meminfo, unit);
-    if (key == "MemAvailable:") return kibibytes * 1024 + kept;
+    if (key == "MemAvailable:") return kibibytes * 1024 + kept_in_heap();
   }
   return std::numeric_limits<double>::infinity();
 }

@@ -11,8 +11,8 @@ namespace stage {
 /// there, and not new ones that the system has to clear first, which was half of a bench's time on the host.
 void keep_freed_memory();
 
-/// Bytes of host memory that new allocations could get now (Linux: MemAvailable, and what the process has kept);
-/// infinite where the system does not say.
+/// Bytes of host memory that new allocations could get now, at most (Linux: MemAvailable, and what the process has
+/// kept, which may lie in pieces); infinite where the system does not say.
 double host_memory_available();
 
 /// Number of arrays that a pass writes.
